@@ -91,6 +91,9 @@ pub const MSG_WAKE: u32 = 22;
 /// host empties the file after [`MSG_HIBERNATED`]. Who wakes asks for its content
 /// ([`MSG_UNSEAL`]) and waits until the gate has a byte; if it is closed instead there is none.
 pub const MSG_HIBERNATE_SEALED: u32 = 90;
+/// Give back pages that are equal to those of the files that they are private copies of: [`Trim`]. A
+/// sandbox that has gone on since that rest ignores it.
+pub const MSG_TRIM: u32 = 91;
 
 // Sandbox → host.
 
@@ -684,6 +687,9 @@ pub const CAUSE_CHECKPOINT: u32 = 5;
 /// A due timer of the guest ends the rest, or the hibernation. Without it, timers expire on
 /// waking.
 pub const REST_TIMERS: u32 = 1 << 0;
+/// The rest is for [`MSG_TRIM`]: nothing is written, so that there is no report, and what was not
+/// mapped yet stays so.
+pub const REST_TO_TRIM: u32 = 1 << 1;
 
 /// Body of [`MSG_REST`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -707,6 +713,31 @@ pub struct Resting {
     pub report_address: u64,
     /// Bytes of the report.
     pub report_len: u64,
+}
+
+/// Body of [`MSG_TRIM`]; `count` [`TrimRange`]s follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Trim {
+    /// The rest that the pages were compared in: that of [`Resting`].
+    pub number: u64,
+    /// Number of ranges.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Most ranges in one [`Trim`].
+pub const TRIM_RANGES_MAX: usize = 8192;
+
+/// Pages of the guest, of the first process of a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct TrimRange {
+    /// First byte.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
 }
 
 /// Body of [`MSG_HIBERNATE`].

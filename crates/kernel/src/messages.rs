@@ -4,8 +4,8 @@ use bytemuck::Pod;
 use thaw_abi::control::{
     Checkpoint, Connection, Described, Limits, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
     MSG_DESCRIBED, MSG_FREEZE, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_LIMITS, MSG_OUTGOING,
-    MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE,
-    Outgoing, Rest, Signal as SignalMessage, WindowSize,
+    MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TRIM, MSG_TWIN_READ, MSG_WAKE,
+    MSG_WINDOW_SIZE, Outgoing, Rest, Signal as SignalMessage, WindowSize,
 };
 
 use thaw_abi::remote::{MSG_EXEC, MSG_EXECS_WAIT};
@@ -66,6 +66,8 @@ pub fn handle(message: &Kept) {
         MSG_HIBERNATE | MSG_HIBERNATE_SEALED => {
             message.fds.iter().for_each(|&fd| Machine::close(HostFd::new(fd)))
         }
+        // The same: what was compared may have changed.
+        MSG_TRIM => {}
         // To a request that was made without waiting.
         MSG_REPLY => crate::net::answered(message),
         kind => console!("thaw kernel: the host sent a message of unknown kind {kind}"),

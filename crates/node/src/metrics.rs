@@ -48,6 +48,8 @@ pub struct Metrics {
     liveness_ends: Family<FunctionLabels, Counter>,
     rollbacks: Family<FunctionLabels, Counter>,
     hibernations: Family<FunctionLabels, Counter>,
+    trims: Family<FunctionLabels, Counter>,
+    trimmed_bytes: Family<FunctionLabels, Counter>,
     wakes: Family<FunctionLabels, Counter>,
     sleeps: Family<FunctionLabels, Counter>,
     sleep_wakes: Family<FunctionLabels, Counter>,
@@ -144,6 +146,7 @@ impl Default for Metrics {
         let [liveness_failures, liveness_ends] = [(); 2].map(|()| Family::default());
         let rollbacks = Family::default();
         let (hibernations, wakes) = (Family::default(), Family::default());
+        let (trims, trimmed_bytes) = (Family::default(), Family::default());
         let [sleeps, sleep_wakes, sleep_losses] = [(); 3].map(|()| Family::default());
         let rewinds = Family::default();
         let rewinds_refused = Family::default();
@@ -214,6 +217,16 @@ impl Default for Metrics {
             "Times that an instance has given up its memory",
             hibernations.clone(),
         );
+        registry.register(
+            "trims",
+            "Times that an idle instance was asked for pages that are equal to those of its image",
+            trims.clone(),
+        );
+        registry.register(
+            "trimmed_bytes",
+            "Bytes of such pages that idle instances have given back",
+            trimmed_bytes.clone(),
+        );
         registry.register("wakes", "Times that a hibernated instance has woken", wakes.clone());
         registry.register(
             "sleeps",
@@ -273,6 +286,8 @@ impl Default for Metrics {
             liveness_ends,
             rollbacks,
             hibernations,
+            trims,
+            trimmed_bytes,
             wakes,
             sleeps,
             sleep_wakes,
@@ -424,6 +439,13 @@ impl Metrics {
         self.note(EventKind::Hibernated, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.hibernations.get_or_create(&labels).inc();
+    }
+
+    /// An idle instance of a function has given back pages that are equal to those of its image.
+    pub fn trimmed(&self, function: &FunctionName, bytes: u64) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.trims.get_or_create(&labels).inc();
+        self.trimmed_bytes.get_or_create(&labels).inc_by(bytes);
     }
 
     /// An instance of a function was put to sleep.

@@ -38,6 +38,7 @@ mod rewind;
 mod state;
 mod sys;
 mod text;
+mod trim;
 
 pub use boot::{
     AskedContents, BootError, BootFlags, BootPlan, MemoryWrites, Mount, MountKind, PlanError,
@@ -83,6 +84,7 @@ pub use sandbox::{Connector, Sandbox, Twin};
 pub use state::StateError;
 pub use sys::{set_terminal_mode, terminal_mode, unread_by_peer};
 pub use text::escape;
+pub use trim::{FILES_MAX as TRIM_FILES_MAX, Trimmer, Unchanged};
 pub use working_set::{PopulatePolicy, Recorder, WorkingSet, WorkingSetError};
 pub use zygote::{
     Adopted, BuildError, BuildPools, KeptForSuccessor, Legacy, OLDER_BUILDS_MAX, Orphan,

@@ -125,7 +125,7 @@ impl MemoryReader {
     /// ([`io::ErrorKind::TimedOut`]) or does not tell.
     pub fn read(&self) -> io::Result<SandboxMemory> {
         let request = REQUEST_MEMORY.to_le_bytes();
-        let answered = self.subject.ask(&request, None, COUNTING_MAX, |helper| helper.finish());
+        let answered = self.subject.ask(&request, &[], COUNTING_MAX, |helper| helper.finish());
         let (answer, text) = answered?;
         match answer.kind {
             ANSWER_DONE => Ok(SandboxMemory::of_answer(&answer)),

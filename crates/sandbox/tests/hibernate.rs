@@ -5,9 +5,10 @@ mod common;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::sleeper::{Client, LONG, Running, SPEC, accept_from, swap_file};
+use common::sleeper::{Client, LONG, Running, SPEC, accept_from, reopened, swap_file};
 use thaw_sandbox::{AwakeCause, Event, Timers, WorkingSet};
 
 #[test]
@@ -100,6 +101,51 @@ fn recorded_pages_come_back_at_once() {
     assert!(running.own_memory() > 768 * 4096);
     assert_ne!(client.ask("sum"), expected);
     assert_eq!(client.ask("count"), "1 1");
+}
+
+/// Pages that were written and are equal to the file's again go; those that differ stay.
+#[test]
+fn pages_that_are_equal_again_are_given_back() {
+    let mut running = Running::start(1);
+    let mut client = running.connect();
+    let swap = swap_file();
+    let image = reopened(&swap.write);
+    let deflated = running.deflate(SPEC, swap, None).unwrap();
+    running.sandbox.hibernate(deflated).unwrap();
+    assert_eq!(running.next(), Event::Hibernated);
+    let files = [Arc::new(image)];
+    assert_eq!(client.ask("write"), "written");
+    running.awake();
+    let expected = client.ask("sum");
+    let little = running.own_memory();
+    assert_eq!(client.ask("touch"), "touched");
+    assert!(running.own_memory() > little + (20 << 20));
+    let unchanged = running.find_unchanged(&files);
+    assert!((20 << 20..24 << 20).contains(&unchanged.bytes()), "{}", unchanged.bytes());
+    running.sandbox.trim(&unchanged).unwrap();
+    running.sandbox.wake().unwrap();
+    assert_eq!(running.awake().cause, AwakeCause::Message);
+    let trimmed = running.own_memory();
+    assert!(trimmed < little + (1 << 20), "{trimmed}, {little} before");
+    assert_eq!(client.ask("sum"), expected);
+    // What was found in an earlier rest is not given back any more: the program has gone on.
+    client.ask("touch");
+    let unchanged = running.find_unchanged(&files);
+    assert_eq!(client.ask("write"), "written");
+    assert_eq!(running.awake().cause, AwakeCause::Connection);
+    let changed = client.ask("sum");
+    assert_ne!(changed, expected);
+    running.sandbox.trim(&unchanged).unwrap();
+    assert_eq!(client.ask("sum"), changed);
+    assert!(running.own_memory() > little + (20 << 20));
+    // Nor in another rest.
+    running.find_unchanged(&files);
+    running.sandbox.trim(&unchanged).unwrap();
+    running.sandbox.wake().unwrap();
+    running.awake();
+    assert_eq!(client.ask("sum"), changed);
+    running.hibernate();
+    assert_eq!(client.ask("sum"), changed);
 }
 
 #[test]

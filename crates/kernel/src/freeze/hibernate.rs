@@ -13,12 +13,13 @@
 //! vCPU that a signal wakes waits for the lock, outside of all that is gone.
 #![allow(unsafe_code)]
 
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{
     AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_TIMER, AWAKE_UNANSWERED, Awake, Hibernate, MSG_FAILED,
-    MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_HIBERNATED, MSG_RESTING, MSG_UNSEAL, MSG_WAKE,
-    NO_DEPTH, PopulateRange, REST_TIMERS, Rest, Resting,
+    MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_HIBERNATED, MSG_RESTING, MSG_TRIM, MSG_UNSEAL,
+    MSG_WAKE, NO_DEPTH, PopulateRange, REST_TIMERS, REST_TO_TRIM, Rest, Resting, Trim, TrimRange,
 };
 use thaw_abi::image::Mapping;
 
@@ -30,7 +31,10 @@ use crate::host::{control, phases};
 use crate::mm::image::{Mappings, Memory};
 use crate::mm::{arena, heap, lazy, populate, swap};
 use crate::platform::boot_area::AWAITED;
-use crate::platform::machine::{Clocks, HostFd, HostFiles, Machine, PollFd, Processes};
+use crate::platform::machine::{
+    Clocks, HostFd, HostFiles, Machine, Memory as _, PollFd, Processes,
+};
+use crate::platform::memory::GuestRange;
 
 use crate::platform::{kernel_lock, panic};
 use crate::state::kernel;
@@ -88,7 +92,10 @@ pub(super) fn rest(rest: &Rest) {
 
 fn rest_until_woken(&Rest { number, flags, .. }: &Rest) -> Woken {
     let Some(awaited) = Awaited::now(flags) else { return Woken::by(AWAKE_DESCRIPTOR) };
-    let report = super::come_to_rest(Use::Itself);
+    let report = match flags & REST_TO_TRIM {
+        0 => super::come_to_rest(Use::Itself),
+        _ => Vec::new(),
+    };
     let resting =
         Resting { number, report_address: report.as_ptr() as u64, report_len: report.len() as u64 };
     control::send(MSG_RESTING, 0, bytemuck::bytes_of(&resting), &[]);
@@ -132,6 +139,10 @@ impl Answer {
             (MSG_HIBERNATE_SEALED, &[file, gate]) => {
                 Self::to_hibernate(&message, number, file, Some(Gate::new(HostFd::new(gate))))
             }
+            (MSG_TRIM, _) => {
+                trim(&message, number);
+                Self::None
+            }
             (MSG_WAKE, _) => Self::GoOn,
             _ => {
                 control::handle_later(&message);
@@ -151,6 +162,21 @@ impl Answer {
                 Self::None
             }
         }
+    }
+}
+
+/// Gives back pages of the guest that have become equal again to those of the files that they are private
+/// copies of: the next touch finds the same there. Does nothing if the message is of an earlier rest.
+fn trim(message: &Message, number: u64) {
+    let Ok((trim, ranges)) = message.split::<Trim>() else { return };
+    // The first process of several may be another one than this.
+    if trim.number != number || arena::is_shared() {
+        return;
+    }
+    let Ok((ranges, _)) = control::array::<TrimRange>(ranges, trim.count) else { return };
+    for range in ranges {
+        // What cannot be given back stays as it is.
+        let _ = GuestRange::new(range.start, range.len).and_then(Machine::discard);
     }
 }
 

@@ -14,57 +14,63 @@ use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
     Awake, AwakeCause, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec,
-    Hibernator, Recorder, Sandbox, SwapFile, Swapped, Timers, WorkingSet, kernel_build_id,
+    Hibernator, Recorder, Sandbox, SwapFile, Swapped, Timers, Unchanged, WorkingSet,
+    kernel_build_id,
 };
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// Most instances that are written at a time: each takes a processor, and the disk. No sandbox can
+/// Most instances that are written or compared at a time: each takes a processor, and the disk. No sandbox can
 /// keep a place: one that has come to rest waits for it, and gives it back when it is written.
-const WRITERS_MAX: usize = 2;
-static WRITERS: Semaphore = Semaphore::const_new(WRITERS_MAX);
+const READERS_MAX: usize = 2;
+static READERS: Semaphore = Semaphore::const_new(READERS_MAX);
 
-/// An instance that is written, or waits for that. What it writes is thrown away if nobody wants
-/// it any more; whoever writes keeps the place until it has heard of that.
-struct Writer {
-    writing: JoinHandle<Result<Written, HibernateError>>,
+/// An instance that is written, or compared, or waits for that. The result is thrown away if nobody
+/// wants it any more; whoever reads the instance keeps the place until it has heard of that.
+struct Reader<T> {
+    reading: JoinHandle<Result<T, HibernateError>>,
     is_wanted: Arc<AtomicBool>,
 }
 
-impl Writer {
-    /// One that writes as long as this is true.
+impl<T: Send + 'static> Reader<T> {
+    /// One that reads as long as this is true.
     fn new(
         is_wanted: Arc<AtomicBool>,
-        write: impl FnOnce(&dyn Fn() -> bool) -> Result<Written, HibernateError> + Send + 'static,
+        read: impl FnOnce(&dyn Fn() -> bool) -> Result<T, HibernateError> + Send + 'static,
     ) -> Self {
         let wanted = is_wanted.clone();
-        let writing = tokio::spawn(async move {
-            let place = WRITERS.acquire().await.map_err(io::Error::other)?;
-            let written = spawn_blocking(move || {
+        let reading = tokio::spawn(async move {
+            let place = READERS.acquire().await.map_err(io::Error::other)?;
+            let read = spawn_blocking(move || {
                 let _place = place;
-                write(&|| wanted.load(SeqCst))
+                read(&|| wanted.load(SeqCst))
             });
-            written.await.map_err(io::Error::other)?
+            read.await.map_err(io::Error::other)?
         });
-        Self { writing, is_wanted }
+        Self { reading, is_wanted }
     }
 
-    /// One that cannot write.
+    /// One that cannot read.
     fn failed(error: io::Error) -> Self {
-        let writing = tokio::spawn(async move { Err(error.into()) });
-        Self { writing, is_wanted: Arc::default() }
+        let reading = tokio::spawn(async move { Err(error.into()) });
+        Self { reading, is_wanted: Arc::default() }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T, HibernateError>> {
+        let joined = ready!(Pin::new(&mut self.reading).poll(context));
+        Poll::Ready(joined.unwrap_or_else(|error| Err(io::Error::other(error).into())))
     }
 }
 
-impl Drop for Writer {
+impl<T> Drop for Reader<T> {
     fn drop(&mut self) {
         self.is_wanted.store(false, SeqCst);
-        self.writing.abort();
+        self.reading.abort();
     }
 }
 
@@ -111,9 +117,11 @@ enum Phase {
     /// It runs, or waits with its memory.
     Awake,
     /// It was asked to rest.
-    Asked(HibernationTerms, FreezeBase),
+    Asked(Purpose, FreezeBase),
     /// It rests, and is written.
-    Writing(Writer, Resting),
+    Writing(Reader<Written>, Resting),
+    /// It rests, and is compared with its image.
+    Comparing(Reader<Unchanged>),
     /// It rests, and could not be written: it goes on, or is written again.
     Kept(Resting),
     /// It was told to give up what was written, to this file. It keeps what it has if it goes on
@@ -121,6 +129,14 @@ enum Phase {
     Told(Box<Swapped>, Arc<Given>),
     /// It has done so.
     Hibernated,
+}
+
+/// What an instance is to rest for.
+enum Purpose {
+    /// To give up all of its memory.
+    Hibernate(HibernationTerms),
+    /// To give back what is equal to its image.
+    Trim,
 }
 
 /// How long an instance took to answer after it woke in one way.
@@ -230,6 +246,8 @@ pub(super) enum Outcome {
     Hibernated(Swapped),
     /// It could not be written, and rests with its memory.
     Failed(HibernateError),
+    /// It has given back so many bytes, and goes on; or could not.
+    Trimmed(Result<u64, HibernateError>),
     /// Its memory cannot be brought back: it is to be ended, and has executed nothing of it.
     Lost(io::Error),
 }
@@ -289,8 +307,35 @@ impl Hibernation {
         // No daemon before this one had the same moment.
         self.rest = monotonic_ns().max(self.rest + 1);
         sandbox.request_rest(self.rest, terms.timers)?;
-        self.phase = Phase::Asked(terms, base);
+        self.phase = Phase::Asked(Purpose::Hibernate(terms), base);
         Ok(())
+    }
+
+    /// Asks the sandbox to rest, to give back the pages that are equal to those of its image.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`]: it rests, or is on its way to; others: it has ended, or cannot do so.
+    pub fn begin_trim(&mut self, sandbox: &mut Sandbox, base: FreezeBase) -> io::Result<()> {
+        if !matches!(self.phase, Phase::Awake) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if sandbox.kernel_build_id() != kernel_build_id() {
+            // It may not know what it is told.
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.rest = monotonic_ns().max(self.rest + 1);
+        sandbox.request_rest_to_trim(self.rest)?;
+        self.phase = Phase::Asked(Purpose::Trim, base);
+        Ok(())
+    }
+
+    /// Lets the sandbox go on if it was asked to rest for that.
+    pub fn end_trim(&mut self, sandbox: &mut Sandbox) {
+        if matches!(self.phase, Phase::Asked(Purpose::Trim, _) | Phase::Comparing(_)) {
+            self.phase = Phase::Awake;
+            // One that has ended needs no telling.
+            let _ = sandbox.wake();
+        }
     }
 
     /// Lets the sandbox go on, whatever it does.
@@ -299,7 +344,7 @@ impl Hibernation {
             Phase::Awake => Ok(()),
             // It says when it is there again.
             Phase::Hibernated | Phase::Told(..) => sandbox.wake(),
-            Phase::Asked(..) | Phase::Writing(..) | Phase::Kept(_) => {
+            Phase::Asked(..) | Phase::Writing(..) | Phase::Comparing(_) | Phase::Kept(_) => {
                 self.phase = Phase::Awake;
                 sandbox.wake()
             }
@@ -335,11 +380,16 @@ impl Hibernation {
             // It was not wanted any more; the sandbox hears that, too.
             return false;
         }
-        let Phase::Asked(terms, base) = std::mem::replace(&mut self.phase, Phase::Awake) else {
-            return false;
-        };
-        if let Err(error) = self.begin_writing(sandbox, resting, terms, base) {
-            self.phase = Phase::Writing(Writer::failed(error), resting);
+        match std::mem::replace(&mut self.phase, Phase::Awake) {
+            Phase::Asked(Purpose::Hibernate(terms), base) => {
+                if let Err(error) = self.begin_writing(sandbox, resting, terms, base) {
+                    self.phase = Phase::Writing(Reader::failed(error), resting);
+                }
+            }
+            Phase::Asked(Purpose::Trim, base) => {
+                self.phase = Phase::Comparing(compare(sandbox, resting, &base));
+            }
+            _ => return false,
         }
         true
     }
@@ -376,7 +426,7 @@ impl Hibernation {
         let write = move |is_wanted: &dyn Fn() -> bool| {
             write(hibernator, &terms, recorder, set, is_batch, old, is_wanted)
         };
-        self.phase = Phase::Writing(Writer::new(is_wanted, write), resting);
+        self.phase = Phase::Writing(Reader::new(is_wanted, write), resting);
         Ok(())
     }
 
@@ -391,12 +441,15 @@ impl Hibernation {
                 return Poll::Ready(Outcome::Lost(error));
             }
         }
-        let Phase::Writing(Writer { writing, .. }, resting) = &mut self.phase else {
-            return Poll::Pending;
+        let (written, resting) = match &mut self.phase {
+            Phase::Writing(writer, resting) => (ready!(writer.poll(context)), *resting),
+            Phase::Comparing(reader) => {
+                let compared = ready!(reader.poll(context));
+                return Poll::Ready(Outcome::Trimmed(self.compared(sandbox, compared)));
+            }
+            _ => return Poll::Pending,
         };
-        let Poll::Ready(joined) = Pin::new(writing).poll(context) else { return Poll::Pending };
-        self.phase = Phase::Kept(*resting);
-        let written = joined.unwrap_or_else(|error| Err(io::Error::other(error).into()));
+        self.phase = Phase::Kept(resting);
         let told = written.and_then(|written| {
             self.set = written.set;
             Ok((sandbox.hibernate(written.deflated)?, written.given))
@@ -408,6 +461,22 @@ impl Hibernation {
             }
             Err(error) => Poll::Ready(Outcome::Failed(error)),
         }
+    }
+
+    /// Has the sandbox, which rests, give back what was found, and go on. The bytes.
+    fn compared(
+        &mut self,
+        sandbox: &mut Sandbox,
+        compared: Result<Unchanged, HibernateError>,
+    ) -> Result<u64, HibernateError> {
+        self.phase = Phase::Awake;
+        let trimmed = compared.and_then(|unchanged| {
+            sandbox.trim(&unchanged)?;
+            Ok(unchanged.bytes())
+        });
+        // One that has ended needs no telling.
+        let _ = sandbox.wake();
+        trimmed
     }
 
     /// Whether this daemon has never asked the sandbox to rest.
@@ -499,6 +568,18 @@ impl Hibernation {
             wakes.note(answered_ns.saturating_sub(awake.woken_ns));
         }
         true
+    }
+}
+
+/// Begins to compare a sandbox at rest with its image.
+fn compare(sandbox: &Sandbox, resting: Resting, base: &FreezeBase) -> Reader<Unchanged> {
+    let is_wanted = Arc::new(AtomicBool::new(true));
+    match sandbox.trimmer(resting, base.files()) {
+        Ok(trimmer) => {
+            let trimmer = trimmer.while_wanted(is_wanted.clone());
+            Reader::new(is_wanted, move |_| Ok(trimmer.find()?))
+        }
+        Err(error) => Reader::failed(error),
     }
 }
 

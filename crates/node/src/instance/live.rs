@@ -141,6 +141,19 @@ pub trait Instance: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Asks the instance, which is idle, to rest for a moment and to give back the pages that are equal to
+    /// those of its image. [`Report::Trimmed`] follows, unless there is something to do for it before
+    /// that, and [`Report::Awake`] in any case.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`]: try again later; others: it has ended, or cannot do so.
+    fn trim(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Takes [`Instance::trim`] back if it has not come to its end.
+    fn end_trim(&mut self) {}
+
     /// Has it take back its memory; [`Report::Awake`] follows. A connection has the same effect.
     ///
     /// # Errors
@@ -415,6 +428,9 @@ pub enum Report {
         /// It may have gone on while its memory was written.
         is_torn: bool,
     },
+    /// It has given back so many bytes of pages that were equal to those of its image; or one sentence
+    /// on why that could not be.
+    Trimmed(Result<u64, String>),
     /// It was at rest or hibernated, and goes on.
     Awake(Awake),
     /// It has ended.

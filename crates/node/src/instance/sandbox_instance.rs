@@ -559,6 +559,7 @@ impl Instance for SandboxInstance {
     }
 
     fn set_limits(&mut self, wanted: ResourceLimits) -> Result<(), Unchanged> {
+        self.end_trim();
         if self.raised.is_some() || self.asked_to_rest || self.hibernation.is_under_way() {
             return Err(Unchanged::Busy);
         }
@@ -616,6 +617,19 @@ impl Instance for SandboxInstance {
         self.hibernation.begin(self.sandbox.get_mut(), terms, base)
     }
 
+    fn trim(&mut self) -> io::Result<()> {
+        self.check_whole()?;
+        if self.recording.is_some() || self.asked_to_rest || self.parting.is_some() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let base = self.boots.base();
+        self.hibernation.begin_trim(self.sandbox.get_mut(), base)
+    }
+
+    fn end_trim(&mut self) {
+        self.hibernation.end_trim(self.sandbox.get_mut());
+    }
+
     fn wake(&mut self) -> io::Result<()> {
         self.hibernation.end(self.sandbox.get_mut())
     }
@@ -631,6 +645,7 @@ impl Instance for SandboxInstance {
 
     fn request_checkpoint(&mut self, twin: Twin) -> io::Result<()> {
         self.check_whole()?;
+        self.end_trim();
         self.asked_to_rest = true;
         // The next daemon would not know that it waits.
         self.kept = None;
@@ -717,6 +732,7 @@ fn report_of(outcome: Outcome) -> Report {
         Outcome::Failed(error) => {
             Report::NotHibernated { why: error.to_string(), is_torn: error.is_torn() }
         }
+        Outcome::Trimmed(trimmed) => Report::Trimmed(trimmed.map_err(|error| error.to_string())),
         Outcome::Lost(error) => Report::NotHibernated { why: error.to_string(), is_torn: false },
     }
 }

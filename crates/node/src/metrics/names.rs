@@ -50,6 +50,8 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_tenant_swap_bytes", "gauge"),
     ("thaw_tenant_waiting", "gauge"),
     ("thaw_trace_spans", "counter"),
+    ("thaw_trimmed_bytes", "counter"),
+    ("thaw_trims", "counter"),
     ("thaw_wakes", "counter"),
     ("thaw_zygotes", "gauge"),
 ];

@@ -319,7 +319,7 @@ impl Vcpus for HostProcesses {
     }
 
     fn first_touched() -> [(u64, u64); 3] {
-        const STACK_USED: u64 = 32 << 10;
+        const STACK_USED: u64 = 16 << 10;
         [
             (area(0), 4096),
             (signal_stack(0) + SIGNAL_STACK_SIZE - STACK_USED, STACK_USED),

@@ -85,6 +85,15 @@ pub struct FreezeBase {
 }
 
 impl FreezeBase {
+    /// The files that memory of a copy comes from: that of the image, and those of its ancestors, the
+    /// nearest first.
+    pub fn files(&self) -> Vec<Arc<File>> {
+        let nearest_first = self.image.ancestors().iter().rev();
+        let ancestors = nearest_first.filter_map(|ancestor| self.image.ancestor(&ancestor.name));
+        let ancestors = ancestors.map(|ancestor| ancestor.file().clone());
+        std::iter::once(self.image.file().clone()).chain(ancestors).collect()
+    }
+
     /// The file of an image that a child of this one refers to; `None`: it is no ancestor of
     /// such a child.
     pub fn ancestor(&self, name: &[u8; 32]) -> Option<AncestorFile> {
@@ -407,7 +416,7 @@ impl Frozen<'_> {
         let time = time_allowed(spec.max_stored);
         let mut lender = Lender::new(&blobs, spec.post_copy, on_step);
         let (answer, text) =
-            self.subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
+            self.subject.ask(&packet, &[image.as_fd()], time, |helper| lender.serve(helper))?;
         if answer.kind != ANSWER_DONE {
             return Err(lender.error(&answer, &text));
         }

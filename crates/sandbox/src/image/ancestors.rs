@@ -21,6 +21,11 @@ pub struct AncestorFile {
 }
 
 impl AncestorFile {
+    /// The file.
+    pub(crate) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
     /// Verifies an image file as [`Image::open`] does, but for its own ancestors, which those
     /// that refer to it name themselves.
     ///

@@ -239,12 +239,12 @@ impl Subject {
             .is_ok_and(|ready| ready > 0)
     }
 
-    /// Asks the helper something: `request` and `file` behind the pidfd of the sandbox. It
+    /// Asks the helper something: `request` and `files` behind the pidfd of the sandbox. It
     /// may take `time` for all of it, and as long again may those that have asked before.
     pub fn ask<T>(
         &self,
         request: &[u8],
-        file: Option<BorrowedFd<'_>>,
+        files: &[BorrowedFd<'_>],
         time: Duration,
         converse: impl FnOnce(&mut Conversation<'_>) -> Result<T, StateError>,
     ) -> Result<T, StateError> {
@@ -259,7 +259,7 @@ impl Subject {
         let mut control = Conversation::new(&running.socket, time);
         let (socket, remote) = control_pair()?;
         let own = [remote.as_fd(), self.pidfd.as_fd()];
-        control.send(request, &own.into_iter().chain(file).collect::<Vec<_>>())?;
+        control.send(request, &own.into_iter().chain(files.iter().copied()).collect::<Vec<_>>())?;
         // If the worker dies, this must be the end of its socket.
         drop(remote);
         let wanted = self.wanted.as_deref();
@@ -334,7 +334,7 @@ impl Subject {
     /// It cannot, or there is no helper.
     pub fn check(&self) -> io::Result<()> {
         let request = REQUEST_CHECK.to_le_bytes();
-        let (answer, text) = self.ask(&request, None, CHECK_MAX, |helper| helper.finish())?;
+        let (answer, text) = self.ask(&request, &[], CHECK_MAX, |helper| helper.finish())?;
         match answer.kind {
             ANSWER_DONE => Ok(()),
             _ => Err(answer.host_error(&text)),

@@ -141,6 +141,8 @@ pub(crate) struct Sandbox {
     taken: Vec<File>,
     /// `/proc/PID/smaps_rollup` of each process that was there when they were opened.
     summaries: Vec<File>,
+    /// `/proc/PID/maps` of the first process, if it was opened.
+    maps: Option<File>,
 }
 
 impl Sandbox {
@@ -152,8 +154,8 @@ impl Sandbox {
         let number = number_of(proc, &pidfd)?;
         let first = Directory::open(proc, number)?;
         let spaces = HashMap::from([(FIRST_PROCESS, first.space()?)]);
-        let (members, taken, summaries) = Default::default();
-        let sandbox = Self { pidfd, number, first, spaces, members, taken, summaries };
+        let (members, taken, summaries, maps) = Default::default();
+        let sandbox = Self { pidfd, number, first, spaces, members, taken, summaries, maps };
         // Its number is its own as long as it runs, so the directory is.
         if sandbox.runs()? { Ok(sandbox) } else { Err(Errno::SRCH.into()) }
     }
@@ -174,6 +176,20 @@ impl Sandbox {
             sandbox.summaries.push(directory.file(SUMMARY)?);
             Ok(())
         })
+    }
+
+    /// Opens what the host says of the mappings of its first process.
+    pub fn open_maps(&mut self) -> io::Result<()> {
+        self.maps = Some(self.first.file("maps")?);
+        Ok(())
+    }
+
+    /// `/proc/PID/maps` of its first process.
+    ///
+    /// # Errors
+    /// `ENOENT`: it was not opened.
+    pub fn maps(&self) -> io::Result<&File> {
+        self.maps.as_ref().ok_or_else(|| Errno::NOENT.into())
     }
 
     /// `/proc/PID/smaps_rollup` of its processes, the first one's first.

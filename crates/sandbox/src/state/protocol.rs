@@ -10,6 +10,7 @@ use std::io;
 use bytemuck::{Pod, Zeroable, bytes_of, cast_mut, cast_ref, pod_read_unaligned};
 
 use crate::text::printable;
+use crate::trim::{FILES_MAX, FileId};
 
 /// Hidden first argument that makes an executable the launcher of a state helper.
 pub const HELPER_ARGUMENT: &str = "--thaw-state-helper";
@@ -61,6 +62,8 @@ pub const REQUEST_FREEZE: u32 = 2;
 pub const REQUEST_RECORD: u32 = 3;
 /// Caller → helper: how much memory do the processes of the sandbox have?
 pub const REQUEST_MEMORY: u32 = 5;
+/// Caller → helper: an [`UnchangedRequest`]. With as many files.
+pub const REQUEST_UNCHANGED: u32 = 6;
 /// Caller → worker: a [`BlobReply`], with the blobs that were opened.
 pub const REPLY_BLOB: u32 = 4;
 
@@ -127,6 +130,19 @@ pub struct RecordRequest {
     pub mappings: u32,
     /// Checksum of the image.
     pub image_checksum: [u8; 32],
+}
+
+/// Which pages of the sandbox' first process, which is at rest, are equal to those of files that they
+/// are private copies of? The answer is [`thaw_abi::control::TrimRange`]s.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct UnchangedRequest {
+    /// [`REQUEST_UNCHANGED`].
+    pub kind: u32,
+    /// Number of files.
+    pub count: u32,
+    /// What `/proc/PID/maps` calls them.
+    pub ids: [FileId; FILES_MAX],
 }
 
 /// The reply to [`ANSWER_BLOB`].

@@ -24,12 +24,14 @@ use super::protocol::{
     BLOBS_MAX, BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC,
     ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE,
     FREEZE_IN_MEMORY, FreezeRequest, PACKET_MAX, PIECE_MAX, REPLY_BLOB, REQUEST_CHECK,
-    REQUEST_FREEZE, REQUEST_MEMORY, REQUEST_RECORD, RecordRequest, errno_of,
+    REQUEST_FREEZE, REQUEST_MEMORY, REQUEST_RECORD, REQUEST_UNCHANGED, RecordRequest,
+    UnchangedRequest, errno_of,
 };
 use crate::freeze::{FreezeError, FreezeReport, Order, Source, serve_mate, write_image};
 use crate::memory::SandboxMemory;
 use crate::message;
 use crate::sys;
+use crate::trim::{self, FileId};
 use crate::working_set::{RECORDING_MAX, record};
 
 /// Most mappings that a recording looks at; those of one process are far fewer.
@@ -50,9 +52,10 @@ pub(super) fn serve(control: OwnedFd, proc: OwnedFd) -> i32 {
             return 0;
         }
         let mut descriptors = descriptors.into_iter();
-        let (socket, pidfd, file) = (descriptors.next(), descriptors.next(), descriptors.next());
+        let (socket, pidfd) = (descriptors.next(), descriptors.next());
         let (Some(socket), Some(pidfd)) = (socket, pidfd) else { return 1 };
-        let Some(work) = Work::of(&packet[..len], file) else { return 1 };
+        let files = descriptors.map(File::from).collect();
+        let Some(work) = Work::of(&packet[..len], files) else { return 1 };
         let opened = open(&work, &proc, pidfd).and_then(|sandbox| {
             let (mate, remote) = match work.wants_mate().then(fork_mate).transpose()? {
                 Some(Mate::Itself(own)) => return Ok(Made::Mate(own, sandbox)),
@@ -176,12 +179,23 @@ enum Work {
     Freeze { request: Box<FreezeRequest>, about: Vec<u8>, ancestors: Vec<Ancestor>, image: File },
     Record { request: RecordRequest, mappings: File },
     Memory,
+    Unchanged(Vec<(FileId, File)>),
 }
 
 impl Work {
     /// Reads a request; `None`: no caller sends such a one.
-    fn of(packet: &[u8], file: Option<OwnedFd>) -> Option<Self> {
-        match (kind_of(packet), file.map(File::from)) {
+    fn of(packet: &[u8], mut files: Vec<File>) -> Option<Self> {
+        if kind_of(packet) == REQUEST_UNCHANGED {
+            let (request, _) = parse::<UnchangedRequest>(packet)?;
+            let ids = request.ids.get(..request.count as usize)?;
+            let is_whole = ids.len() == files.len();
+            return is_whole.then(|| Self::Unchanged(ids.iter().copied().zip(files).collect()));
+        }
+        let file = files.pop();
+        if !files.is_empty() {
+            return None;
+        }
+        match (kind_of(packet), file) {
             (REQUEST_CHECK, None) => Some(Self::Check),
             (REQUEST_MEMORY, None) => Some(Self::Memory),
             (REQUEST_FREEZE, Some(image)) => {
@@ -223,6 +237,7 @@ impl Work {
             }
             Self::Record { request, mappings } => working_set(sandbox, &request, &mappings),
             Self::Memory => Ok(memory(&sandbox)),
+            Self::Unchanged(files) => Ok(unchanged(sandbox, &files)),
         }
     }
 }
@@ -233,9 +248,29 @@ fn open(work: &Work, proc: &OwnedFd, pidfd: OwnedFd) -> io::Result<Sandbox> {
     match work {
         Work::Freeze { .. } => sandbox.open_members(proc)?,
         Work::Memory => sandbox.open_summaries(proc)?,
+        Work::Unchanged(_) => sandbox.open_maps()?,
         Work::Check | Work::Record { .. } => {}
     }
     Ok(sandbox)
+}
+
+/// Compares the memory of the first process of a sandbox with files.
+fn unchanged(mut sandbox: Sandbox, files: &[(FileId, File)]) -> Answers {
+    let space = sandbox.take_space(FIRST_PROCESS);
+    let found = space.and_then(|space| trim::find(space, sandbox.maps()?, files));
+    // What has ended reads as if it had never been touched.
+    match (found, sandbox.is_whole()) {
+        (Ok(ranges), Ok(true)) => long_answer(bytemuck::cast_slice(&ranges)),
+        (Ok(_), Ok(false)) => host_error(&Errno::SRCH.into()),
+        (Err(error), _) | (_, Err(error)) => host_error(&error),
+    }
+}
+
+/// An answer that may be longer than a packet.
+fn long_answer(bytes: &[u8]) -> Answers {
+    let numbers = [bytes.len() as u64, 0, 0, 0, 0, 0, 0, 0];
+    let head = Answer { numbers, ..Answer::new(ANSWER_DONE) }.with_text("");
+    std::iter::once(head).chain(bytes.chunks(PIECE_MAX).map(<[u8]>::to_vec)).collect()
 }
 
 /// Sums up the memory of the processes of a sandbox.
@@ -444,13 +479,10 @@ fn working_set(
         let mut pages = space.pages.until(Instant::now() + RECORDING_MAX);
         record(&mut pages, &mappings, request.image_checksum)
     });
-    let set = match recorded {
-        Ok(set) => set.to_bytes(),
-        Err(error) => return Ok(host_error(&error)),
-    };
-    let numbers = [set.len() as u64, 0, 0, 0, 0, 0, 0, 0];
-    let head = Answer { numbers, ..Answer::new(ANSWER_DONE) }.with_text("");
-    Ok(std::iter::once(head).chain(set.chunks(PIECE_MAX).map(<[u8]>::to_vec)).collect())
+    Ok(match recorded {
+        Ok(set) => long_answer(&set.to_bytes()),
+        Err(error) => host_error(&error),
+    })
 }
 
 fn read_mappings(file: &File, count: u32) -> io::Result<Vec<Mapping>> {

@@ -83,7 +83,7 @@ impl Recorder {
         };
         let file = memory_file(bytemuck::cast_slice(&looked_at))?;
         let recorded =
-            self.subject.ask(bytes_of(&request), Some(file.as_fd()), HELPER_MAX, |helper| {
+            self.subject.ask(bytes_of(&request), &[file.as_fd()], HELPER_MAX, |helper| {
                 let (answer, text) = helper.finish()?;
                 if answer.kind != ANSWER_DONE {
                     return Ok(Err(answer.host_error(&text)));

@@ -5,6 +5,7 @@
  *   sum        a checksum of the heap, of shared memory, of memory that is wiped on fork and of
  *              a file in memory
  *   write      changes the heap, a page in eight
+ *   touch      writes to each page of the heap what is there
  *   thread     another thread, which waits for it, answers
  *   timer      sets a timer that is due in six seconds
  *   clock      the monotonic clock, in milliseconds
@@ -135,6 +136,11 @@ static void answer(const char *command, char *to) {
         for (size_t at = 0; at < HEAP; at += 8 * PAGE)
             heap[at] += 1;
         sprintf(to, "written\n");
+    } else if (!strcmp(command, "touch")) {
+        volatile unsigned char *same = heap;
+        for (size_t at = 0; at < HEAP; at += PAGE)
+            same[at] = same[at];
+        sprintf(to, "touched\n");
     } else if (!strcmp(command, "thread")) {
         pthread_mutex_lock(&lock);
         asked++;

@@ -8,13 +8,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thaw_sandbox::{
     Awake, Deflated, Event, FreezeError, HibernateError, HibernateSpec, Kernel, Sandbox, SwapFile,
-    Swapped, Timers, WorkingSet, ZygoteConfig, ZygoteParent, connection,
+    Swapped, Timers, Unchanged, WorkingSet, ZygoteConfig, ZygoteParent, connection,
 };
 
 use super::{config, host_rootfs, start_with};
@@ -109,6 +109,16 @@ impl Running {
         let Event::Resting(resting) = event else { panic!("{event:?}") };
         assert_eq!(resting.number, self.rests);
         self.sandbox.hibernator(resting, spec).unwrap().write(swap, set)
+    }
+
+    /// Has it come to rest to be trimmed, and compares its memory.
+    pub fn find_unchanged(&mut self, files: &[Arc<File>]) -> Unchanged {
+        self.rests += 1;
+        self.sandbox.request_rest_to_trim(self.rests).unwrap();
+        let event = self.next();
+        let Event::Resting(resting) = event else { panic!("{event:?}") };
+        assert_eq!(resting.number, self.rests);
+        self.sandbox.trimmer(resting, files.to_vec()).unwrap().find().unwrap()
     }
 
     /// A disk that is full: it is woken.

@@ -7,6 +7,7 @@ mod ending;
 mod liveness;
 mod rest;
 mod sleep;
+mod trim;
 
 pub(crate) use rest::{Copied, Held, Hold};
 
@@ -21,6 +22,7 @@ use ending::{EndLater, Stopping};
 use liveness::{Health, Probed};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
 use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
+use trim::{TRIM_AFTER, Trims};
 
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::config::{DomainName, FunctionName};
@@ -196,6 +198,8 @@ pub(crate) struct Supervisor {
     hibernate_not_before: Option<Instant>,
     /// Whether it is on its way to sleep, or from there.
     sleepiness: Sleepiness,
+    /// How it gives back what it does not need while it is idle.
+    trims: Trims,
     /// Denied connections that were logged.
     denials_logged: usize,
     served: u64,
@@ -288,6 +292,7 @@ impl Supervisor {
             rests_until: None,
             hibernate_not_before: None,
             sleepiness: Sleepiness::default(),
+            trims: Trims::default(),
             denials_logged: 0,
             served: 0,
             idle_look,
@@ -341,6 +346,7 @@ impl Supervisor {
                 Step::Report(Report::NotHibernated { why, is_torn }) => {
                     self.not_written(&why, is_torn);
                 }
+                Step::Report(Report::Trimmed(trimmed)) => self.trimmed(trimmed),
                 Step::Report(Report::Awake(awake)) => self.awake(awake),
                 Step::Command(Some(Command::Watch)) => {
                     self.is_disturbed = true;
@@ -429,6 +435,7 @@ impl Supervisor {
             self.idle_look,
             self.hibernate_again,
             self.rests_until,
+            self.trims.until,
             self.sleepiness.again,
             self.sleepiness.asked,
             self.sleepiness.until_kept.as_ref().map(|kept| kept.look),
@@ -462,6 +469,9 @@ impl Supervisor {
         if is_due(self.rests_until) {
             self.does_not_come_to_rest(now);
         }
+        if is_due(self.trims.until) {
+            self.end_trim();
+        }
         if is_due(self.sleepiness.asked) {
             self.does_not_rest();
         }
@@ -480,6 +490,7 @@ impl Supervisor {
     /// This daemon is about to end: has everything kept that is not yet. An instance that somebody
     /// looks at is asked again.
     fn outlive_daemon(&mut self) {
+        self.end_trim();
         let is_looked_at = self.rest.is_some() || self.twin.is_some();
         // Only this daemon could decrypt or verify what is just being given up.
         if self.storage() == SwapStorage::Plain {
@@ -554,7 +565,11 @@ impl Supervisor {
             }
             Some(until) if until > now.into_std() => {
                 let hibernation = since.and_then(|since| self.hibernate_if_idle(since, now));
-                [Some(Instant::from_std(until)), hibernation, sleep].into_iter().flatten().min()
+                let trim = since.and_then(|since| self.trim_if_idle(since, now));
+                [Some(Instant::from_std(until)), hibernation, trim, sleep]
+                    .into_iter()
+                    .flatten()
+                    .min()
             }
             _ => [Some(now + idle_check(&self.service)), sleep].into_iter().flatten().min(),
         };
@@ -780,6 +795,6 @@ fn keep_time() -> Option<Instant> {
 fn idle_check(service: &Service) -> Duration {
     let limits = &service.config().limits;
     let afters = [limits.hibernate_after, limits.sleep_after].into_iter().flatten();
-    let after = afters.map(|after| after.0).min().unwrap_or(service.keep_alive());
-    after.min(service.keep_alive()).max(IDLE_CHECK_MIN)
+    let after = afters.map(|after| after.0).min().unwrap_or(TRIM_AFTER);
+    after.min(TRIM_AFTER).min(service.keep_alive()).max(IDLE_CHECK_MIN)
 }

@@ -60,6 +60,11 @@ impl Sleep {
 }
 
 impl Supervisor {
+    /// Whether it has its memory, and was not asked to give it up.
+    pub(super) fn is_awake(&self) -> bool {
+        self.sleep == Sleep::Awake
+    }
+
     /// Has an instance that is idle `since` then give up its memory if it is time. When to look
     /// again.
     pub(super) fn hibernate_if_idle(

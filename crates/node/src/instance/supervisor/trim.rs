@@ -1,0 +1,91 @@
+//! Giving back what an idle instance has written and has put back since: pages that are equal to those of
+//! its image again.
+
+use super::Supervisor;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long an instance is idle before that. The next request has to copy again those of the pages that
+/// it writes, so it is not worth it between two requests that follow each other.
+pub(super) const TRIM_AFTER: Duration = Duration::from_secs(10);
+/// How long it may take: a program that computes does not come to rest.
+const TRIM_MAX: Duration = Duration::from_secs(2);
+/// When it is tried again if it could not begin.
+const TRIM_AGAIN: Duration = Duration::from_secs(1);
+/// An instance that gives back less than this is not asked again.
+const WORTH_IT: u64 = 128 << 10;
+
+/// What is known of that.
+#[derive(Debug, Default)]
+pub(super) struct Trims {
+    /// Since when it was idle the last time that it was asked.
+    asked_for: Option<std::time::Instant>,
+    /// Until when it may come to rest for that.
+    pub until: Option<Instant>,
+    /// It is not asked any more.
+    is_over: bool,
+}
+
+impl Supervisor {
+    /// Has an instance that is idle `since` then give back what it can if it is time, once until it is
+    /// used again. When to look again.
+    pub(super) fn trim_if_idle(
+        &mut self,
+        since: std::time::Instant,
+        now: Instant,
+    ) -> Option<Instant> {
+        // Only a request changes that, and nobody tells of it.
+        let later = Some(now + TRIM_AFTER);
+        if self.trims.is_over {
+            return None;
+        }
+        if self.trims.asked_for == Some(since) {
+            return later;
+        }
+        let due = Instant::from_std(since + TRIM_AFTER);
+        if due > now {
+            return Some(due);
+        }
+        let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleepiness.is_asked();
+        if !self.is_awake() || is_looked_at || self.service.shared().is_leaving() {
+            return later;
+        }
+        if self.health.cancel() {
+            // The end of the probe would wake it.
+            return Some(now + TRIM_AGAIN);
+        }
+        match self.instance.trim() {
+            Ok(()) => {
+                self.trims.asked_for = Some(since);
+                self.trims.until = Some(now + TRIM_MAX);
+                later
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Some(now + TRIM_AGAIN),
+            Err(error) => {
+                tracing::debug!(function = %self.service.name(), instance = self.id, "an idle instance is not trimmed: {error}");
+                self.trims.is_over = true;
+                None
+            }
+        }
+    }
+
+    /// It has given back what it could, and goes on.
+    pub(super) fn trimmed(&mut self, trimmed: Result<u64, String>) {
+        self.trims.until = None;
+        match trimmed {
+            Ok(bytes) => {
+                self.service.shared().metrics().trimmed(self.service.name(), bytes);
+                self.trims.is_over = bytes < WORTH_IT;
+            }
+            Err(why) => {
+                tracing::debug!(function = %self.service.name(), instance = self.id, "an idle instance was not trimmed: {why}");
+            }
+        }
+    }
+
+    /// It did not come to rest in time.
+    pub(super) fn end_trim(&mut self) {
+        self.trims.until = None;
+        self.instance.end_trim();
+    }
+}
