@@ -122,6 +122,27 @@ fn an_instance_keeps_its_state_over_three_hibernations() {
     }
 }
 
+/// Pages that the program has written and are as in its image again go, without it noticing.
+#[test]
+fn an_idle_instance_gives_back_what_is_equal_to_its_image() {
+    let daemon = daemon("trim");
+    let counted = |round| {
+        assert_eq!(count(&daemon, "told"), round);
+        wait_for_state(&daemon, "told", "idle");
+        let (pid, _) = instance(&daemon, "told");
+        let before = own_memory(pid);
+        wait_until("it has given something back", || own_memory(pid) < before - (256 << 10));
+        assert_eq!(instance(&daemon, "told"), (pid, "idle".to_owned()));
+        pid
+    };
+    let pid = counted(1);
+    assert_eq!(counted(2), pid, "once for each time that it is idle");
+    assert_eq!(count(&daemon, "told"), 3);
+    let trimmed = "thaw_trims_total{function=\"told\"} 2";
+    wait_until("the metrics say so", || daemon.admin("/metrics").text().contains(trimmed));
+    assert_eq!(count(&daemon, "told"), 4);
+}
+
 /// What the metrics say of the memory of a function's instances in a state.
 fn memory_metric(daemon: &Daemon, function: &str, state: &str) -> Option<u64> {
     let series =

@@ -122,6 +122,8 @@ enum Phase {
     Writing(Reader<Written>, Resting),
     /// It rests, and is compared with its image.
     Comparing(Reader<Unchanged>),
+    /// It was told to give back so many bytes, and to go on.
+    Trimming(u64),
     /// It rests, and could not be written: it goes on, or is written again.
     Kept(Resting),
     /// It was told to give up what was written, to this file. It keeps what it has if it goes on
@@ -234,6 +236,9 @@ pub(super) struct Hibernation {
     faults: Wakes,
     /// Its file is being decrypted, since it wakes.
     unsealing: Option<Unsealing>,
+    /// What has become of a rest in which it was to give back what is equal to its image, until that is
+    /// reported.
+    trimmed: Option<Option<u64>>,
 }
 
 /// A recording in the making: nothing in it yet, or none could be made.
@@ -246,8 +251,9 @@ pub(super) enum Outcome {
     Hibernated(Swapped),
     /// It could not be written, and rests with its memory.
     Failed(HibernateError),
-    /// It has given back so many bytes, and goes on; or could not.
-    Trimmed(Result<u64, HibernateError>),
+    /// It has given back so many bytes, or had something to do before that, and goes on; or it could not
+    /// be compared.
+    Trimmed(Result<Option<u64>, HibernateError>),
     /// Its memory cannot be brought back: it is to be ended, and has executed nothing of it.
     Lost(io::Error),
 }
@@ -267,6 +273,7 @@ impl Default for Hibernation {
             batch: Wakes::default(),
             faults: Wakes::default(),
             unsealing: None,
+            trimmed: None,
         }
     }
 }
@@ -331,7 +338,10 @@ impl Hibernation {
 
     /// Lets the sandbox go on if it was asked to rest for that.
     pub fn end_trim(&mut self, sandbox: &mut Sandbox) {
-        if matches!(self.phase, Phase::Asked(Purpose::Trim, _) | Phase::Comparing(_)) {
+        if matches!(
+            self.phase,
+            Phase::Asked(Purpose::Trim, _) | Phase::Comparing(_) | Phase::Trimming(_)
+        ) {
             self.phase = Phase::Awake;
             // One that has ended needs no telling.
             let _ = sandbox.wake();
@@ -344,7 +354,11 @@ impl Hibernation {
             Phase::Awake => Ok(()),
             // It says when it is there again.
             Phase::Hibernated | Phase::Told(..) => sandbox.wake(),
-            Phase::Asked(..) | Phase::Writing(..) | Phase::Comparing(_) | Phase::Kept(_) => {
+            Phase::Asked(..)
+            | Phase::Writing(..)
+            | Phase::Comparing(_)
+            | Phase::Trimming(_)
+            | Phase::Kept(_) => {
                 self.phase = Phase::Awake;
                 sandbox.wake()
             }
@@ -433,6 +447,9 @@ impl Hibernation {
     /// Passes on what was written; what has failed. After that the sandbox rests until
     /// [`Hibernation::end`].
     pub fn poll(&mut self, sandbox: &mut Sandbox, context: &mut Context<'_>) -> Poll<Outcome> {
+        if let Some(trimmed) = self.trimmed.take() {
+            return Poll::Ready(Outcome::Trimmed(Ok(trimmed)));
+        }
         if let Some(Unsealing(unsealing)) = &mut self.unsealing
             && let Poll::Ready(joined) = Pin::new(unsealing).poll(context)
         {
@@ -445,7 +462,7 @@ impl Hibernation {
             Phase::Writing(writer, resting) => (ready!(writer.poll(context)), *resting),
             Phase::Comparing(reader) => {
                 let compared = ready!(reader.poll(context));
-                return Poll::Ready(Outcome::Trimmed(self.compared(sandbox, compared)));
+                return self.compared(sandbox, compared);
             }
             _ => return Poll::Pending,
         };
@@ -463,20 +480,28 @@ impl Hibernation {
         }
     }
 
-    /// Has the sandbox, which rests, give back what was found, and go on. The bytes.
+    /// Has the sandbox, which rests, give back what was found, and go on.
     fn compared(
         &mut self,
         sandbox: &mut Sandbox,
         compared: Result<Unchanged, HibernateError>,
-    ) -> Result<u64, HibernateError> {
-        self.phase = Phase::Awake;
-        let trimmed = compared.and_then(|unchanged| {
+    ) -> Poll<Outcome> {
+        let told = compared.and_then(|unchanged| {
             sandbox.trim(&unchanged)?;
             Ok(unchanged.bytes())
         });
         // One that has ended needs no telling.
         let _ = sandbox.wake();
-        trimmed
+        match told {
+            Ok(bytes) => {
+                self.phase = Phase::Trimming(bytes);
+                Poll::Pending
+            }
+            Err(error) => {
+                self.phase = Phase::Awake;
+                Poll::Ready(Outcome::Trimmed(Err(error)))
+            }
+        }
     }
 
     /// Whether this daemon has never asked the sandbox to rest.
@@ -561,6 +586,10 @@ impl Hibernation {
             }
             // It has gone on before it took the file.
             (Phase::Told(_, given), _) => given.discard(),
+            (Phase::Trimming(bytes), AwakeCause::Message) => self.trimmed = Some(Some(bytes)),
+            (Phase::Asked(Purpose::Trim, _) | Phase::Comparing(_) | Phase::Trimming(_), _) => {
+                self.trimmed = Some(None);
+            }
             _ => {}
         }
         if let Some(answered_ns) = awake.answered_ns.filter(|_| awake.was_hibernated) {

@@ -142,8 +142,7 @@ pub trait Instance: Send {
     }
 
     /// Asks the instance, which is idle, to rest for a moment and to give back the pages that are equal to
-    /// those of its image. [`Report::Trimmed`] follows, unless there is something to do for it before
-    /// that, and [`Report::Awake`] in any case.
+    /// those of its image. [`Report::Trimmed`] follows, unless that is taken back.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`]: try again later; others: it has ended, or cannot do so.
@@ -428,9 +427,9 @@ pub enum Report {
         /// It may have gone on while its memory was written.
         is_torn: bool,
     },
-    /// It has given back so many bytes of pages that were equal to those of its image; or one sentence
-    /// on why that could not be.
-    Trimmed(Result<u64, String>),
+    /// It has given back so many bytes of pages that were equal to those of its image, or had something to
+    /// do before that; or one sentence on why that could not be.
+    Trimmed(Result<Option<u64>, String>),
     /// It was at rest or hibernated, and goes on.
     Awake(Awake),
     /// It has ended.

@@ -10,8 +10,11 @@ use tokio::time::Instant;
 pub(super) const TRIM_AFTER: Duration = Duration::from_secs(10);
 /// How long it may take: a program that computes does not come to rest.
 const TRIM_MAX: Duration = Duration::from_secs(2);
-/// When it is tried again if it could not begin.
-const TRIM_AGAIN: Duration = Duration::from_secs(1);
+/// When it is tried again if it could not begin, or had no effect. Timers of programs are often due after
+/// a round time, and one that is due ends the rest.
+const TRIM_AGAIN: Duration = Duration::from_millis(1130);
+/// How often it is tried while the instance is idle.
+const TRIES: u32 = 5;
 /// An instance that gives back less than this is not asked again.
 const WORTH_IT: u64 = 128 << 10;
 
@@ -20,6 +23,10 @@ const WORTH_IT: u64 = 128 << 10;
 pub(super) struct Trims {
     /// Since when it was idle the last time that it was asked.
     asked_for: Option<std::time::Instant>,
+    /// How often it has had something to do before it could give something back, since then.
+    interrupted: u32,
+    /// When it is asked again for that.
+    again: Option<Instant>,
     /// Until when it may come to rest for that.
     pub until: Option<Instant>,
     /// It is not asked any more.
@@ -39,10 +46,11 @@ impl Supervisor {
         if self.trims.is_over {
             return None;
         }
-        if self.trims.asked_for == Some(since) {
-            return later;
-        }
-        let due = Instant::from_std(since + TRIM_AFTER);
+        let due = match self.trims.again {
+            _ if self.trims.asked_for != Some(since) => Instant::from_std(since + TRIM_AFTER),
+            Some(again) => again,
+            None => return later,
+        };
         if due > now {
             return Some(due);
         }
@@ -56,7 +64,10 @@ impl Supervisor {
         }
         match self.instance.trim() {
             Ok(()) => {
-                self.trims.asked_for = Some(since);
+                if self.trims.asked_for.replace(since) != Some(since) {
+                    self.trims.interrupted = 0;
+                }
+                self.trims.again = None;
                 self.trims.until = Some(now + TRIM_MAX);
                 later
             }
@@ -69,11 +80,19 @@ impl Supervisor {
         }
     }
 
-    /// It has given back what it could, and goes on.
-    pub(super) fn trimmed(&mut self, trimmed: Result<u64, String>) {
+    /// It has given back what it could, or had something to do before that, and goes on.
+    pub(super) fn trimmed(&mut self, trimmed: Result<Option<u64>, String>) {
         self.trims.until = None;
         match trimmed {
-            Ok(bytes) => {
+            Ok(None) => {
+                self.trims.interrupted += 1;
+                if self.trims.interrupted < TRIES {
+                    let again = Instant::now() + TRIM_AGAIN;
+                    self.trims.again = Some(again);
+                    self.idle_look = self.idle_look.map(|look| look.min(again));
+                }
+            }
+            Ok(Some(bytes)) => {
                 self.service.shared().metrics().trimmed(self.service.name(), bytes);
                 self.trims.is_over = bytes < WORTH_IT;
             }
