@@ -7,7 +7,7 @@ use super::memory::{HostMemory, ProcessMemory};
 use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
 use serde::Serialize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thaw_node::boots::{BootKind, Phases};
 use thaw_node::config::Isolation;
 use thaw_node::function::BuiltFunction;
@@ -60,9 +60,16 @@ pub struct Growth {
     /// The same of the shortest boots of those groups, which other work on the
     /// machine changes less.
     pub growth_of_shortest: f64,
-    /// Memory of the idle instances.
+    /// Memory of the idle instances, right after the last boot.
     pub memory: ScaleMemory,
+    /// The same once they have been idle for so long that they have given back what they do not need.
+    pub memory_trimmed: ScaleMemory,
 }
+
+/// How often it is looked whether instances give something back: longer than they are idle before that.
+const TRIM_LOOK: Duration = Duration::from_secs(12);
+/// How long that is waited for.
+const TRIM_MAX: Duration = Duration::from_secs(120);
 
 /// Boots in a row, in microseconds since the connection was accepted.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -151,7 +158,8 @@ fn grow(
         progress(done + 1);
     }
     std::thread::sleep(SETTLED);
-    let memory = memory(&rig, before)?;
+    let right_after = memory(&rig, before)?;
+    let memory_trimmed = trimmed_memory(&rig, before)?;
     let alive = rig.service.instance_count();
     if failure.is_none() && alive < options.count {
         failure = Some(format!("{} instances ended by themselves", options.count - alive));
@@ -163,7 +171,31 @@ fn grow(
     };
     let (growth, growth_of_shortest) =
         (growth(|group| group.first_instruction_us.p50), growth(|group| group.shortest_us));
-    Ok(Growth { boot: kind, n: alive, failure, groups, growth, growth_of_shortest, memory })
+    Ok(Growth {
+        boot: kind,
+        n: alive,
+        failure,
+        groups,
+        growth,
+        growth_of_shortest,
+        memory: right_after,
+        memory_trimmed,
+    })
+}
+
+/// Waits until the instances give nothing back any more, for two minutes at most.
+fn trimmed_memory(rig: &Rig, before: HostMemory) -> Result<ScaleMemory, BenchError> {
+    let begun = Instant::now();
+    let mut last = memory(rig, before)?;
+    loop {
+        std::thread::sleep(TRIM_LOOK);
+        let now = memory(rig, before)?;
+        let is_less = now.pss_kib < last.pss_kib - 1.0;
+        last = now;
+        if begun.elapsed() > TRIM_MAX || begun.elapsed() > 3 * TRIM_LOOK && !is_less {
+            return Ok(last);
+        }
+    }
 }
 
 /// Boots an instance and sees to it that it gets no other connection.
