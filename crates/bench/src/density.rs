@@ -64,7 +64,7 @@ pub fn density(
     names: &[String],
     progress: &mut OnProgress<'_>,
 ) -> Result<DensityReport, BenchError> {
-    thaw_node::daemon::raise_file_limit();
+    thaw_daemon::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
     let (functions, mut failures) = super::http_servers(&store, names)?;
     let usage = store.usage(&[])?;

@@ -14,10 +14,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU32;
 use std::time::Instant;
+use thaw_daemon::daemon::ServeError;
 use thaw_node::asleep::AsleepSpace;
 use thaw_node::boots::BootKind;
 use thaw_node::config::Isolation;
-use thaw_node::daemon::ServeError;
 use thaw_node::home::Home;
 use thaw_node::service::InstanceInfo;
 use thaw_node::swap::SwapSpace;
@@ -110,7 +110,7 @@ pub fn hibernate(
     options: &HibernateOptions,
     progress: &mut OnProgress<'_>,
 ) -> Result<HibernateReport, BenchError> {
-    thaw_node::daemon::raise_file_limit();
+    thaw_daemon::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
     let function = super::http_server(&store, name)?;
     let request = get(name, &options.path);

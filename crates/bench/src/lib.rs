@@ -50,9 +50,9 @@ pub use throughput::{BootCounts, Rate, Served, ThroughputOptions, ThroughputRepo
 pub use volume::{UseResult, VolumeOptions, VolumeReport, volume};
 
 use std::io;
+use thaw_daemon::daemon::ServeError;
 use thaw_node::boots::BootKind;
 use thaw_node::config::EntryKind;
-use thaw_node::daemon::ServeError;
 use thaw_node::function::{BuiltFunction, FunctionError};
 use thaw_node::instance::LaunchError;
 use thaw_store::{Store, StoreError};

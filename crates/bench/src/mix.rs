@@ -117,7 +117,7 @@ pub fn mix(
     options: &MixOptions,
     progress: &mut OnProgress<'_>,
 ) -> Result<MixReport, BenchError> {
-    thaw_node::daemon::raise_file_limit();
+    thaw_daemon::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
     let (functions, failures) = super::http_servers(&store, names)?;
     let mix = Mix { home, store, functions: shuffled(functions), options };

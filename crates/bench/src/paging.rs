@@ -271,7 +271,7 @@ impl<'a> Subject<'a> {
 
     /// One request, and the bytes that were read for it before.
     fn turn(&self, strategy: Strategy, rig: &Rig) -> Result<(Duration, u64), BenchError> {
-        rig.pool.wait_full().map_err(thaw_node::daemon::ServeError::from)?;
+        rig.pool.wait_full().map_err(thaw_daemon::daemon::ServeError::from)?;
         match (strategy, &self.neighbour) {
             (Strategy::Resident, _) => {
                 // The request before this one has brought everything in.

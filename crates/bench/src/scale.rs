@@ -108,7 +108,7 @@ pub fn scale(
     options: &ScaleOptions,
     progress: &mut OnProgress<'_>,
 ) -> Result<ScaleReport, BenchError> {
-    thaw_node::daemon::raise_file_limit();
+    thaw_daemon::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
     let function = super::http_server(&store, name)?;
     let mut boots = Vec::new();

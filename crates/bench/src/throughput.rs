@@ -177,7 +177,7 @@ pub fn throughput(
     options: &ThroughputOptions,
     progress: &mut OnProgress<'_>,
 ) -> Result<ThroughputReport, BenchError> {
-    thaw_node::daemon::raise_file_limit();
+    thaw_daemon::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
     let function = super::http_server(&store, name)?;
     let request = get(name, &options.path);

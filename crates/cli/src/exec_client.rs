@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Read, Write, stderr, stdin, stdout};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use thaw_node::admin::{EXEC_PROTOCOL, Frame, Problem};
+use thaw_daemon::admin::{EXEC_PROTOCOL, Frame, Problem};
 use thaw_node::sandboxes::{ExecInfo, ExecRequest};
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::process::ExitCode;
-use thaw_node::admin::Problem;
+use thaw_daemon::admin::Problem;
 
 /// Why a verb did not do what it was asked.
 #[derive(Debug, PartialEq, Eq)]

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     // This same executable also serves as the zygote parent, which must be
     // single-threaded and know nothing of what follows.
     thaw_sandbox::zygote_parent_main();
-    if let Some(code) = thaw_node::pulls::fetcher_main() {
+    if let Some(code) = thaw_daemon::fetching::fetcher_main() {
         return code;
     }
     let command = grammar::Command::parse();
@@ -53,8 +53,8 @@ fn harmless(message: &str) -> String {
 fn start_logging(verbose: u8) {
     let default = match verbose {
         // What guests send that is no HTTP/2 is none of the operator's.
-        0 => "warn,h2=error,thaw_node=info",
-        1 => "info,thaw_node=debug",
+        0 => "warn,h2=error,thaw_daemon=info,thaw_e2b=info,thaw_node=info",
+        1 => "info,thaw_daemon=debug,thaw_e2b=debug,thaw_node=debug",
         _ => "debug",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("THAW_LOG")

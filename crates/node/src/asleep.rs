@@ -154,8 +154,8 @@ pub struct NewAsleep {
 
 /// An instance that an earlier daemon has put to sleep.
 #[derive(Debug)]
-pub(crate) struct Left {
-    pub note: AsleepNote,
+pub struct Left {
+    pub(crate) note: AsleepNote,
     files: Files,
     bytes: u64,
 }
@@ -233,7 +233,7 @@ impl AsleepSpace {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub(crate) fn left(self: &Arc<Self>) -> io::Result<Vec<Left>> {
+    pub fn left(self: &Arc<Self>) -> io::Result<Vec<Left>> {
         let mut left = Vec::new();
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
@@ -475,7 +475,7 @@ impl Left {
     }
 
     /// Takes it over for a tenant.
-    pub fn take_over(self, tenant: &Arc<Tenant>) -> Asleep {
+    pub(crate) fn take_over(self, tenant: &Arc<Tenant>) -> Asleep {
         let Self { note, files, bytes } = self;
         Asleep {
             files,

@@ -119,7 +119,7 @@ impl Health {
 
 /// Versions of which too many requests fail, each once, with the reason.
 #[derive(Debug, Default)]
-pub(crate) struct Failures {
+pub struct Failures {
     reported: Mutex<BTreeMap<(FunctionName, u32), String>>,
     news: Notify,
 }

@@ -397,7 +397,7 @@ impl Home {
 
     /// Acts with the rights of the owner of the directory, if this process is root and they
     /// are not, until the result is dropped: the owner may have put links in it.
-    pub(crate) fn act(&self) -> Result<Acting, HomeError> {
+    pub fn act(&self) -> Result<Acting, HomeError> {
         self.owner()?.act().map_err(|error| self.unusable(error))
     }
 
@@ -473,7 +473,7 @@ impl AsFd for DaemonLock {
 
 impl DaemonLock {
     /// The lock that another process holds through the same open file, and holds on to.
-    pub(crate) fn inherited(home: &Home, file: OwnedFd) -> Self {
+    pub fn inherited(home: &Home, file: OwnedFd) -> Self {
         Self { home: home.clone(), file: file.into() }
     }
 

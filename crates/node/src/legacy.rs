@@ -27,7 +27,7 @@ type Connections = HashMap<u64, Vec<Inherited>>;
 
 /// What the next daemon has to know of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ListenerNote {
+pub struct ListenerNote {
     /// Where it listens.
     pub listener: SocketAddr,
     /// Whether it takes datagrams.
@@ -36,15 +36,17 @@ pub(crate) struct ListenerNote {
 
 /// A listener that an earlier daemon has left.
 #[derive(Debug)]
-pub(crate) struct LeftListener {
+pub struct LeftListener {
+    /// What its daemon has noted.
     pub note: ListenerNote,
+    /// The listener.
     pub socket: OwnedFd,
     /// Keeps it for the daemon after this one, too.
     pub kept: KeptForSuccessor,
 }
 
 /// Takes the listeners out of what an earlier daemon has left.
-pub(crate) fn take_listeners(legacy: &mut Legacy) -> Vec<LeftListener> {
+pub fn take_listeners(legacy: &mut Legacy) -> Vec<LeftListener> {
     let mut listeners = Vec::new();
     for orphan in mem::take(&mut legacy.connections) {
         match serde_json::from_str::<ListenerNote>(&orphan.note) {

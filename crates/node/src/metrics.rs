@@ -15,7 +15,7 @@ use crate::history::{EventKind, Events, Tallies};
 use crate::instance::RewindInfo;
 use crate::tenants::TenantReport;
 use crate::usage::StateMemory;
-pub(crate) use names::NAMES;
+pub use names::NAMES;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenants::TenantMetrics;
 use thaw_sandbox::FunctionEgressBytes;
-pub(crate) use traces::TraceCounters;
+pub use traces::TraceCounters;
 pub use triggers::TriggerMetrics;
 
 /// Counters of a node.
@@ -525,7 +525,7 @@ impl Metrics {
     }
 
     /// Sets how much memory instances have.
-    pub(crate) fn show_memory(&self, memory: &[StateMemory]) {
+    pub fn show_memory(&self, memory: &[StateMemory]) {
         self.instance_memory.clear();
         for StateMemory { function, state, bytes } in memory {
             let labels = InstanceLabels { function: function.clone(), state: (*state).to_owned() };

@@ -185,7 +185,7 @@ impl NodeState {
 
     /// Begins to count where no daemon before this one can have come, as the `life`-th of its
     /// monitor: sandboxes that are taken over may still name connections of that time.
-    pub(crate) fn number_life(&self, life: u32) {
+    pub fn number_life(&self, life: u32) {
         let life = u64::from(life);
         self.next_connection.fetch_max((life << CONNECTIONS_OF_A_LIFE) + 1, Ordering::Relaxed);
         // People read and type these. A daemon that had more of them shares numbers with the
@@ -199,29 +199,29 @@ impl NodeState {
     }
 
     /// Where sandboxes connect to.
-    pub(crate) fn egress(&self) -> &Arc<EgressTable> {
+    pub fn egress(&self) -> &Arc<EgressTable> {
         &self.egress
     }
 
     /// What sandboxes may use whose limits were changed.
-    pub(crate) fn limits(&self) -> &Arc<LimitsTable> {
+    pub fn limits(&self) -> &Arc<LimitsTable> {
         &self.limits
     }
 
     /// Which volumes sandboxes have beside those of their functions.
-    pub(crate) fn own_volumes(&self) -> &Arc<VolumesTable> {
+    pub fn own_volumes(&self) -> &Arc<VolumesTable> {
         &self.own_volumes
     }
 
     /// The instances that have rules, limits or volumes of their own.
-    pub(crate) fn ids_with_own(&self) -> BTreeSet<u64> {
+    pub fn ids_with_own(&self) -> BTreeSet<u64> {
         let (rules, limits, volumes) =
             (self.egress.ids(), self.limits.ids(), self.own_volumes.ids());
         rules.into_iter().chain(limits).chain(volumes).collect()
     }
 
     /// Forgets what an instance that is there no more had of its own.
-    pub(crate) fn forget_own(&self, id: u64) {
+    pub fn forget_own(&self, id: u64) {
         self.egress.forget(id);
         self.limits.forget(id);
         self.own_volumes.forget(id);
@@ -258,7 +258,7 @@ impl NodeState {
     }
 
     /// Versions of functions that fail.
-    pub(crate) fn failures(&self) -> &Failures {
+    pub fn failures(&self) -> &Failures {
         &self.failures
     }
 
@@ -291,7 +291,7 @@ impl NodeState {
     }
 
     /// Where secrets of functions are; `None`: there are none.
-    pub(crate) fn secrets(&self) -> Option<&Arc<SecretStore>> {
+    pub fn secrets(&self) -> Option<&Arc<SecretStore>> {
         self.secrets.get()
     }
 
@@ -302,7 +302,7 @@ impl NodeState {
     }
 
     /// What records traces; `None`: nothing does.
-    pub(crate) fn tracer(&self) -> Option<&Arc<Tracer>> {
+    pub fn tracer(&self) -> Option<&Arc<Tracer>> {
         self.tracer.get()
     }
 
@@ -317,7 +317,7 @@ impl NodeState {
     }
 
     /// What calls functions without a client that waits; `None`: nothing does.
-    pub(crate) fn triggers(&self) -> Option<Arc<Triggers>> {
+    pub fn triggers(&self) -> Option<Arc<Triggers>> {
         self.triggers.read().expect("no holder panics").clone()
     }
 

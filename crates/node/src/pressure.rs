@@ -61,7 +61,7 @@ impl Asked {
 }
 
 /// Watches the host's memory for as long as the node lives.
-pub(crate) async fn watch_pressure(node: Arc<NodeState>) {
+pub async fn watch_pressure(node: Arc<NodeState>) {
     if let Err(error) = memory_pressure()
         && crate::debug::is_memory_short().is_none()
     {

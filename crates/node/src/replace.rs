@@ -11,7 +11,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The host's; the file is as before.
-pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let unfinished = path.with_extension("new");
     let mut options = OpenOptions::new();
     let mut new = options.write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
@@ -23,7 +23,7 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// The host's.
-pub(crate) fn settle(path: &Path) -> io::Result<()> {
+pub fn settle(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()?;
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     File::open(directory)?.sync_all()

@@ -11,7 +11,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::spawn_blocking;
 
 /// What such a file has.
-pub(crate) trait State: Clone + Send + 'static {
+pub trait State: Clone + Send + 'static {
     /// What a file that cannot be written means, for the log.
     const LOST: &'static str;
 
@@ -20,7 +20,7 @@ pub(crate) trait State: Clone + Send + 'static {
 }
 
 /// The state, and its file.
-pub(crate) struct StateFile<T>(Arc<Inner<T>>);
+pub struct StateFile<T>(Arc<Inner<T>>);
 
 struct Inner<T> {
     path: PathBuf,
@@ -44,7 +44,7 @@ impl<T: State> StateFile<T> {
     }
 
     #[cfg(test)]
-    pub fn path(&self) -> &std::path::Path {
+    pub(crate) fn path(&self) -> &std::path::Path {
         &self.0.path
     }
 

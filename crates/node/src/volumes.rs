@@ -51,7 +51,7 @@ use thaw_store::Name;
 /// Most volumes of a state directory.
 pub const VOLUMES_OF_HOME_MAX: usize = 4096;
 /// What names of volumes begin with that clients of E2B's API have made; they are no tenant's own.
-pub(crate) const CLIENTS_PREFIX: &str = "e2b-";
+pub const CLIENTS_PREFIX: &str = "e2b-";
 /// What names of directories begin with whose volumes are being removed; no volume's name begins so.
 const GONE: &str = ".gone-";
 /// Most functions that may use one volume.

@@ -4,9 +4,9 @@ use super::{BenchError, OnProgress, Subject};
 use crate::memory::{HostMemory, TreeMemory};
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use thaw_daemon::daemon::ServeError;
 use thaw_node::asleep::AsleepSpace;
 use thaw_node::boots::BootKind;
-use thaw_node::daemon::ServeError;
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
 use thaw_node::sandboxes::{ExecRequest, ExecState, Started};
@@ -82,7 +82,7 @@ pub fn population(
     options: &PopulationOptions,
     progress: &mut OnProgress<'_>,
 ) -> Result<PopulationReport, BenchError> {
-    thaw_node::daemon::raise_file_limit();
+    thaw_daemon::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
     let function = BuiltFunction::read(&store, name)?;
     let subject = |wanted: usize| {

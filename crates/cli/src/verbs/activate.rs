@@ -4,7 +4,7 @@ use super::deployment::Telling;
 use crate::failure::Outcome;
 use crate::output;
 use clap::Args;
-use thaw_node::deploy;
+use thaw_daemon::deploy;
 
 /// Send all requests of a function to one of its versions.
 ///

@@ -6,7 +6,7 @@ use crate::verbs::remove::NOT_ERASED;
 use clap::Args;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_node::admin::CheckpointInfo;
+use thaw_daemon::admin::CheckpointInfo;
 use thaw_node::home::Home;
 use thaw_node::volumes::VolumeStore;
 use thaw_store::{Name, Store};

@@ -4,7 +4,7 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
-use thaw_node::deploy::{DeployError, Deployment};
+use thaw_daemon::deploy::{DeployError, Deployment};
 use thaw_node::home::Home;
 use thaw_store::Store;
 

@@ -3,7 +3,7 @@
 use super::instance::{InstanceOf, mib};
 use crate::failure::Outcome;
 use clap::Args;
-use thaw_node::admin::Frozen;
+use thaw_daemon::admin::Frozen;
 
 /// Freeze a live instance as its function's new image.
 ///

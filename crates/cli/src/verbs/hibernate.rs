@@ -3,7 +3,7 @@
 use super::instance::{InstanceOf, mib};
 use crate::failure::Outcome;
 use clap::Args;
-use thaw_node::admin::Hibernated;
+use thaw_daemon::admin::Hibernated;
 
 /// Have an idle instance give up its memory.
 ///

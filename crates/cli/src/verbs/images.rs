@@ -4,7 +4,7 @@ use crate::failure::Outcome;
 use crate::output::{self, Table};
 use clap::Args;
 use std::process::ExitCode;
-use thaw_node::admin::{ImageSummary, summarize_images};
+use thaw_daemon::admin::{ImageSummary, summarize_images};
 use thaw_node::home::Home;
 use thaw_store::{ImageForm, Store};
 

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use thaw_abi::cpu::Baseline;
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
-use thaw_node::admin::FunctionDetail;
+use thaw_daemon::admin::FunctionDetail;
 use thaw_node::boots::BootRecord;
 use thaw_node::build::{Finding, open_ancestor};
 use thaw_node::config::{FunctionConfig, FunctionName};

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::str::FromStr;
-use thaw_node::admin::{BOOT_HEADER, FunctionDetail, PHASES_HEADER};
+use thaw_daemon::admin::{BOOT_HEADER, FunctionDetail, PHASES_HEADER};
 use thaw_node::boots::Phases;
 use thaw_node::config::EntryKind;
 use thaw_node::gateway::{EXIT_CODE_HEADER, SIGNAL_HEADER};

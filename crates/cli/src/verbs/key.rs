@@ -5,8 +5,8 @@ use crate::output::{self, Table};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use std::process::ExitCode;
+use thaw_e2b::{Key, KeyStore, NewKey, RequestRate, Role};
 use thaw_node::config::ByteSize;
-use thaw_node::e2b::{Key, KeyStore, NewKey, RequestRate, Role};
 use thaw_node::home::Home;
 
 /// Make, list and revoke the keys of E2B's API (`thaw serve --e2b`).

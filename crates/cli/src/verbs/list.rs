@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use thaw_node::admin::FunctionInfo;
+use thaw_daemon::admin::FunctionInfo;
 use thaw_node::config::EntryKind;
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;

@@ -3,8 +3,8 @@
 use clap::{ArgGroup, Args};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use thaw_node::activation;
-use thaw_node::daemon::{AdminOptions, ListenOptions};
+use thaw_daemon::activation;
+use thaw_daemon::daemon::{AdminOptions, ListenOptions};
 use thaw_node::home::Home;
 
 /// Where the gateway listens if nobody says.

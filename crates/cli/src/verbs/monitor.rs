@@ -9,11 +9,12 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use thaw_node::activation;
+use thaw_daemon::activation;
+use thaw_daemon::daemon::ServeError;
+use thaw_daemon::monitor::{self, RendezvousError};
 use thaw_node::config::TimeSpan;
-use thaw_node::daemon::ServeError;
 use thaw_node::home::Home;
-use thaw_node::monitor::{self, DaemonUser, RendezvousError};
+use thaw_node::monitor::DaemonUser;
 
 /// Keep root's rights for a daemon that is started without them.
 ///

@@ -6,7 +6,7 @@ use crate::output::{self, Table};
 use clap::Args;
 use serde_json::{Value, json};
 use std::process::ExitCode;
-use thaw_node::admin::FunctionInfo;
+use thaw_daemon::admin::FunctionInfo;
 use thaw_node::service::InstanceInfo;
 
 /// List the live instances, those that are asleep, and those that are ready for a request.

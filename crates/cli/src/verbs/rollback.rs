@@ -3,7 +3,7 @@
 use super::deployment::Telling;
 use crate::failure::Outcome;
 use clap::Args;
-use thaw_node::deploy;
+use thaw_daemon::deploy;
 
 /// Take back the last change of a function: end what `thaw split` has begun, or else send all
 /// requests to the version that was active before.

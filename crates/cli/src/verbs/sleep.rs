@@ -3,7 +3,7 @@
 use super::instance::{InstanceOf, mib};
 use crate::failure::Outcome;
 use clap::Args;
-use thaw_node::admin::FellAsleep;
+use thaw_daemon::admin::FellAsleep;
 
 /// Put an idle instance to sleep: its process ends, and a file is left.
 ///

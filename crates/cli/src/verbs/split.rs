@@ -4,7 +4,7 @@ use super::deployment::Telling;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
-use thaw_node::deploy;
+use thaw_daemon::deploy;
 use thaw_store::HeaderRule;
 
 /// Give a version a share of its function's requests, beside the active version.

@@ -5,7 +5,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
 use clap::Args;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_node::deploy::{self, Deployment, VersionInfo};
+use thaw_daemon::deploy::{self, Deployment, VersionInfo};
 use thaw_node::home::Home;
 use thaw_sandbox::escape;
 use thaw_store::Store;

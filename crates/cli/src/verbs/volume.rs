@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
-use thaw_node::admin::SnapshotMade;
+use thaw_daemon::admin::SnapshotMade;
 use thaw_node::config::{ByteSize, DomainName, FunctionName};
 use thaw_node::home::Home;
 use thaw_node::volumes::{VolumeError, VolumeInfo, VolumeStore};

@@ -3,7 +3,7 @@
 use super::instance::InstanceOf;
 use crate::failure::Outcome;
 use clap::Args;
-use thaw_node::admin::Woken;
+use thaw_daemon::admin::Woken;
 
 /// Have a hibernated instance take its memory back, or one that is asleep run, before a request
 /// does.

@@ -73,10 +73,10 @@ pub fn connect_unix(path: &Path) -> io::Result<UnixStream> {
 
 /// Calls `run` with a path of the same file that fits into a socket's address: a long
 /// one leads through a descriptor of its directory.
-pub(super) fn with_short_path<T>(
-    path: &Path,
-    run: impl FnOnce(&Path) -> io::Result<T>,
-) -> io::Result<T> {
+///
+/// # Errors
+/// Its own, and the host's where it does not open the directory.
+pub fn with_short_path<T>(path: &Path, run: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
     if path.as_os_str().len() <= SOCKET_PATH_MAX {
         return run(path);
     }

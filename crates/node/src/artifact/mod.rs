@@ -98,7 +98,7 @@ impl ArtifactError {
     }
 
     /// Whether what was sent is to blame, so that it need not be kept for another try.
-    pub(crate) fn is_refusal(&self) -> bool {
+    pub fn is_refusal(&self) -> bool {
         matches!(
             self,
             Self::Refused(_) | Self::Oci(OciError::Refused(_) | OciError::Document { .. })

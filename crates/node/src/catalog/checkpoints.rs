@@ -90,7 +90,7 @@ impl Catalog {
     }
 
     /// Closes a checkpoint that was removed.
-    pub(crate) fn close_checkpoint(&self, name: &Name) {
+    pub fn close_checkpoint(&self, name: &Name) {
         self.open_checkpoints.close(name);
     }
 

@@ -13,7 +13,7 @@ pub use checkpoints::OpenedCheckpoint;
 pub use launchers::LoadError;
 use open_checkpoints::OpenCheckpoints;
 use partial::Far;
-pub(crate) use partial::PARTIAL;
+pub use partial::PARTIAL;
 pub use restart::{RestartError, Restarted};
 
 use crate::config::{FunctionConfig, FunctionName};
@@ -253,7 +253,7 @@ impl Catalog {
     }
 
     /// Whether there is no function of this name, not even one that cannot be read or served.
-    pub(crate) fn is_gone(&self, function: &FunctionName) -> bool {
+    pub fn is_gone(&self, function: &FunctionName) -> bool {
         let is_stored = || {
             let found = Name::new(function.as_str()).map(|name| self.store.get_function(&name));
             found.is_ok_and(|found| !matches!(found, Err(error) if error.is_not_found()))

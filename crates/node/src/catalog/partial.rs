@@ -15,7 +15,7 @@ use thaw_sandbox::{Fit, cpu_features};
 use thaw_store::{KernelId, StoreError};
 
 /// The number of a version that is still being pulled: the store gives it one when all is there.
-pub(crate) const PARTIAL: u32 = 0;
+pub const PARTIAL: u32 = 0;
 
 /// What instances of a partial function wait for.
 pub(super) struct Far {
@@ -36,7 +36,7 @@ impl Catalog {
     }
 
     /// The functions of which a part is served.
-    pub(crate) fn partial_functions(&self) -> BTreeSet<String> {
+    pub fn partial_functions(&self) -> BTreeSet<String> {
         let known = self.known.lock().expect("no holder panics");
         let is_partial = |known: &KnownFunction| known.versions.contains_key(&PARTIAL);
         let partial = known.iter().filter(|(_, known)| is_partial(known));

@@ -19,7 +19,7 @@ pub struct EgressRule(thaw_sandbox::EgressRule);
 
 impl EgressRule {
     /// The rule itself.
-    pub(crate) fn rule(&self) -> &thaw_sandbox::EgressRule {
+    pub fn rule(&self) -> &thaw_sandbox::EgressRule {
         &self.0
     }
 }

@@ -20,7 +20,7 @@ const SESSIONS_MAX: usize = 4096;
 /// One `[[tls.certificate]]` of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CertificateTable {
+pub struct CertificateTable {
     chain: PathBuf,
     key: PathBuf,
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How TLS is spoken, with certificates from files below a directory.
-pub(crate) struct LiveServer {
+pub struct LiveServer {
     directory: PathBuf,
     read: Mutex<Read>,
 }

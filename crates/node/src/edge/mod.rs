@@ -20,12 +20,14 @@ mod rules;
 
 pub(crate) use access::{AccessRecord, Passage, beginning};
 pub(crate) use auth::{Granted, Unauthorized};
-pub(crate) use certificates::{CertificateTable, Certificates};
+pub use certificates::CertificateTable;
+pub(crate) use certificates::Certificates;
 pub use file::{GATEWAY_FILE, GatewayFileError};
-pub(crate) use live_server::LiveServer;
+pub use live_server::LiveServer;
 pub use operators::{Addresses, Operators, Trust};
-pub(crate) use rate::take_allowance;
-pub(crate) use request_id::{RequestId, TRACEPARENT};
+pub use rate::take_allowance;
+pub use request_id::RequestId;
+pub(crate) use request_id::TRACEPARENT;
 pub(crate) use routes::{Asked, Target};
 pub(crate) use rules::Policy;
 pub use rules::Rules;
@@ -61,7 +63,7 @@ pub struct Edge {
 }
 
 /// The files that the rules name, as they were when somebody looked.
-pub(crate) struct Seen(Vec<Stamp>);
+pub struct Seen(Vec<Stamp>);
 
 impl Seen {
     fn is_of(&self, files: &[Stamp]) -> bool {
@@ -93,7 +95,7 @@ impl Edge {
 
     /// Reads the rules again if a certificate or a key set has changed since it was `seen`; what is
     /// seen now. On an error the old rules stay, and all is read again after the next change.
-    pub(crate) fn look_at_files(&self, seen: Option<Seen>) -> Option<Seen> {
+    pub fn look_at_files(&self, seen: Option<Seen>) -> Option<Seen> {
         let rules = self.rules()?;
         let before = seen.filter(|seen| seen.is_of(rules.files()));
         let before = before.map_or_else(|| rules.files().to_vec(), |seen| seen.0);
@@ -116,7 +118,7 @@ impl Edge {
     }
 
     /// The present rules; `None`: the usual ones.
-    pub(crate) fn rules(&self) -> Option<Arc<Rules>> {
+    pub fn rules(&self) -> Option<Arc<Rules>> {
         self.has_rules
             .load(Ordering::Acquire)
             .then(|| self.rules.read().expect("no holder panics").clone())
@@ -143,17 +145,18 @@ impl Edge {
         &self.refusals
     }
 
-    pub(crate) fn note_deaf(&self, address: SocketAddr, why: String) {
+    /// Notes that nobody listens at an address where the rules want it, and why.
+    pub fn note_deaf(&self, address: SocketAddr, why: String) {
         self.deaf.lock().expect("no holder panics").insert(address, why);
     }
 
     /// Forgets which addresses nobody listens at, and says why it was so.
-    pub(crate) fn forget_deaf(&self) -> BTreeMap<SocketAddr, String> {
+    pub fn forget_deaf(&self) -> BTreeMap<SocketAddr, String> {
         std::mem::take(&mut *self.deaf.lock().expect("no holder panics"))
     }
 
     /// Why nobody listens where the rules want it, if it is so.
-    pub(crate) fn deaf(&self) -> Option<String> {
+    pub fn deaf(&self) -> Option<String> {
         self.deaf.lock().expect("no holder panics").values().next().cloned()
     }
 

@@ -110,7 +110,7 @@ impl Rates {
 
 /// Takes one request from an allowance that is whole again at `full_at`: each takes `interval` of
 /// it, and it may be overdrawn by `tolerance`. How long to wait if nothing is left.
-pub(crate) fn take_allowance(
+pub fn take_allowance(
     full_at: &mut Instant,
     now: Instant,
     interval: Duration,

@@ -21,7 +21,7 @@ const SAMPLED: u8 = 1;
 
 /// What a request is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RequestId {
+pub struct RequestId {
     trace: u128,
     /// Of the gateway's part, not 0.
     span: u64,
@@ -33,7 +33,7 @@ pub(crate) struct RequestId {
 
 impl RequestId {
     /// The name of a request that no trace is known of.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let trace = u128::from(unique()) << 64 | u128::from(unique());
         Self { trace, span: unique(), parent: 0, flags: 0 }
     }

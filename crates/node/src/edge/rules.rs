@@ -169,6 +169,11 @@ impl Rules {
         self.tls.as_ref()
     }
 
+    /// The addresses at which it is spoken.
+    pub fn tls_addresses(&self) -> &[SocketAddr] {
+        self.tls.as_ref().map_or(&[], |tls| &tls.listen)
+    }
+
     pub(crate) fn policy(&self, function: &FunctionName) -> Option<Arc<Policy>> {
         self.policies.get(function).cloned()
     }

@@ -308,7 +308,7 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 ///
 /// # Errors
 /// The host has no sockets left.
-pub(crate) fn own_connection(shared: &NodeState) -> io::Result<(UnixStream, Arc<Client>)> {
+pub fn own_connection(shared: &NodeState) -> io::Result<(UnixStream, Arc<Client>)> {
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let (ours, socket) = pair()?;
     let client = routed_client(shared, socket, (nobody, nobody), monotonic_ns());

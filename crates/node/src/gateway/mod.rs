@@ -32,6 +32,6 @@ mod wire;
 
 pub use accept::{Gateway, GatewayConfig};
 pub(crate) use attend::attend_inherited;
-pub(crate) use exchange::own_connection;
+pub use exchange::own_connection;
 pub(crate) use joined::join_inherited;
 pub use stdin::{EXIT_CODE_HEADER, SIGNAL_HEADER};

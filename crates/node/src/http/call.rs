@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 /// The body of an answer. The connection ends with it.
-pub(crate) struct CallBody {
+pub struct CallBody {
     incoming: Incoming,
     open: watch::Sender<bool>,
 }
@@ -33,7 +33,7 @@ impl CallBody {
 ///
 /// # Errors
 /// There is no answer.
-pub(crate) async fn call<S, B>(stream: S, request: Request<B>) -> hyper::Result<Response<CallBody>>
+pub async fn call<S, B>(stream: S, request: Request<B>) -> hyper::Result<Response<CallBody>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin + Send + 'static,

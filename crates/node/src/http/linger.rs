@@ -12,14 +12,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// What is thrown away of one connection at most.
-pub(crate) struct Linger {
+pub struct Linger {
     until: Pin<Box<Sleep>>,
     bytes: usize,
 }
 
 impl Linger {
     /// Waits for the client's end from now on, for so long and so many bytes.
-    pub(crate) fn new(time: Duration, bytes: usize) -> Self {
+    pub fn new(time: Duration, bytes: usize) -> Self {
         Self { until: Box::pin(sleep_until(Instant::now() + time)), bytes }
     }
 
@@ -44,7 +44,7 @@ impl Linger {
 }
 
 /// A connection of clients that send files: it lingers when it is shut down.
-pub(crate) struct Lingering<S> {
+pub struct Lingering<S> {
     stream: S,
     linger: Option<Linger>,
 }
@@ -54,7 +54,8 @@ impl<S> Lingering<S> {
     const TIME: Duration = Duration::from_secs(5);
     const BYTES: usize = 64 << 20;
 
-    pub(crate) fn new(stream: S) -> Self {
+    /// One that lingers when this connection is shut down.
+    pub fn new(stream: S) -> Self {
         Self { stream, linger: None }
     }
 }

@@ -147,7 +147,7 @@ pub(crate) fn to_instance(
 ///
 /// # Errors
 /// The request can be read in more than one way, or is not for servers.
-pub(crate) fn to_http2(head: &mut Parts, function: &str) -> Result<(), HeadError> {
+pub fn to_http2(head: &mut Parts, function: &str) -> Result<(), HeadError> {
     let has_coding = head.headers.contains_key(TRANSFER_ENCODING);
     // It is asked for no other protocol: streams do not change theirs.
     head.headers.remove(UPGRADE);

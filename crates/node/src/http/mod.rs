@@ -2,9 +2,9 @@
 //! from one hop to the next (`message`), ends of connections (`linger`), and HTTP/2 with programs that are not trusted (`untrusted`, `frames`, `call`).
 //! The gateway passes on requests of clients, the proxy of `[[egress.inject]]` those of sandboxes.
 
-pub(crate) mod call;
+pub mod call;
 mod frames;
 pub mod head;
-pub(crate) mod linger;
-pub(crate) mod message;
+pub mod linger;
+pub mod message;
 pub(crate) mod untrusted;

@@ -1,7 +1,7 @@
 //! The names of all metrics. The text of a node has those that have series.
 
 /// Name and type of each metric (OpenMetrics 1.0).
-pub(crate) const NAMES: &[(&str, &str)] = &[
+pub const NAMES: &[(&str, &str)] = &[
     ("thaw_boot_phase_seconds", "histogram"),
     ("thaw_connections", "counter"),
     ("thaw_crash_backoffs", "counter"),

@@ -65,7 +65,7 @@ impl NodeState {
     }
 
     /// All instances that are there, awake or asleep, or may be taken over yet.
-    pub(crate) fn instance_ids(&self) -> HashSet<u64> {
+    pub fn instance_ids(&self) -> HashSet<u64> {
         let mut ids = self.left_ids();
         for service in self.everything() {
             service.add_ids(&mut ids);

@@ -71,7 +71,7 @@ impl NodeState {
 
     /// Takes no more clients, answers those that it has for at most `patience`, and has the
     /// instances outlive this daemon that can. The others end.
-    pub(crate) async fn leave(&self, patience: Duration) {
+    pub async fn leave(&self, patience: Duration) {
         self.leaving.store(true, Ordering::SeqCst);
         self.draining.store(true, Ordering::SeqCst);
         if timeout(patience, self.until_left(patience)).await.is_err() {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 impl NodeState {
     /// Instances that an earlier daemon has put to sleep; each is taken over when its function is
     /// served. To be called before that.
-    pub(crate) fn wake_up_with(&self, left: Vec<Left>) {
+    pub fn wake_up_with(&self, left: Vec<Left>) {
         left.iter().for_each(|one| self.note_instance(one.note.id));
         *self.left_asleep.lock().expect("no holder panics") = left;
     }
@@ -21,7 +21,7 @@ impl NodeState {
     /// Says which instances of an earlier daemon are sandboxes, of which functions and which versions
     /// of them (0: nobody knows), and numbers no other instance like one of them. To be called before
     /// functions are served; the first call counts.
-    pub(crate) fn expect_sandboxes(&self, versions: HashMap<u64, (FunctionName, u32)>) {
+    pub fn expect_sandboxes(&self, versions: HashMap<u64, (FunctionName, u32)>) {
         versions.keys().for_each(|instance| self.note_instance(*instance));
         // Only a daemon that begins twice says it again.
         let _ = self.left_sandboxes.set(versions);
@@ -121,7 +121,7 @@ impl NodeState {
     }
 
     /// Whether this instance is here, awake or asleep, or may be taken over yet.
-    pub(crate) fn may_have_instance(&self, id: u64) -> bool {
+    pub fn may_have_instance(&self, id: u64) -> bool {
         let left = self.left_asleep.lock().expect("no holder panics");
         let is_left = left.iter().any(|one| one.note.id == id);
         drop(left);
@@ -129,7 +129,7 @@ impl NodeState {
     }
 
     /// Ends those of functions that are gone.
-    pub(crate) fn forget_left_asleep(&self, is_gone: impl Fn(&FunctionName) -> bool) {
+    pub fn forget_left_asleep(&self, is_gone: impl Fn(&FunctionName) -> bool) {
         let mut left = self.left_asleep.lock().expect("no holder panics");
         left.retain(|one| {
             let is_gone = is_gone(&one.note.function);
@@ -144,12 +144,12 @@ impl NodeState {
 
     /// Leaves instances that are asleep to the next daemon, where their functions want that; how
     /// many there are.
-    pub(crate) fn keep_asleep(&self) -> usize {
+    pub fn keep_asleep(&self) -> usize {
         self.keep_asleep_of(Service::persists)
     }
 
     /// Leaves all instances that are asleep to the next daemon; how many there are.
-    pub(crate) fn keep_all_asleep(&self) -> usize {
+    pub fn keep_all_asleep(&self) -> usize {
         self.keep_asleep_of(|_| true)
     }
 

@@ -35,7 +35,7 @@ struct OfInstance {
 
 impl NodeState {
     /// Reads what an earlier daemon has left in this directory, if it has left something.
-    pub(crate) fn expect_execs(&self, directory: &Path) {
+    pub fn expect_execs(&self, directory: &Path) {
         let file = directory.join(FILE);
         let left = match fs::read(&file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -56,7 +56,7 @@ impl NodeState {
 
     /// All that was left is taken over, or has ended. Before that the file stays, for whoever follows a
     /// daemon that does not come so far.
-    pub(crate) fn forget_left_execs(&self) {
+    pub fn forget_left_execs(&self) {
         let Some(file) = self.left_execs.file.get() else { return };
         match fs::remove_file(file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -74,7 +74,7 @@ impl NodeState {
     /// Has the processes of all live instances wait for the next daemon, and notes them: the last thing
     /// that this one does, since what becomes of them after that is not known to the next. A sandbox that
     /// computes and does not look is waited for, but not for long.
-    pub(crate) async fn leave_execs(&self) {
+    pub async fn leave_execs(&self) {
         let Some(file) = self.left_execs.file.get() else { return };
         let of_all = |service: &Arc<Service>| {
             let is_secret = service.config().hibernate.encrypt;

@@ -176,7 +176,7 @@ impl NodeState {
 
     /// Ends instances that have been asleep for longer than their functions keep them, for as long
     /// as the node lives.
-    pub(crate) async fn end_old_sleepers(self: Arc<Self>) {
+    pub async fn end_old_sleepers(self: Arc<Self>) {
         loop {
             sleep(LOOK_FOR_OLD_SLEEPERS).await;
             self.services().iter().for_each(|service| service.end_old_sleepers());

@@ -93,7 +93,7 @@ impl NodeState {
     }
 
     /// All versions of a function that are there, those included of which only sandboxes are left.
-    pub(crate) fn versions_of(&self, name: &str) -> Vec<Arc<Service>> {
+    pub fn versions_of(&self, name: &str) -> Vec<Arc<Service>> {
         let mut all = self.everything();
         all.retain(|service| service.name().as_str() == name);
         all
@@ -146,7 +146,7 @@ impl NodeState {
     }
 
     /// All services, those included of which only the last instances are left.
-    pub(crate) fn everything(&self) -> Vec<Arc<Service>> {
+    pub fn everything(&self) -> Vec<Arc<Service>> {
         let mut all = self.services();
         let retired = self.retired.lock().expect("no holder panics");
         // One that has been replaced since is among both.

@@ -1,7 +1,7 @@
 //! Which pulls the daemon has begun, how far each is, and which come next.
 
+use super::options::options_of;
 use super::order::{News, Order};
-use super::process::options_of;
 use crate::artifact::Part;
 use crate::partial::{self, RecordIdentity};
 use serde::{Deserialize, Serialize};
@@ -231,8 +231,10 @@ impl Pull {
 
 /// What has changed by a piece of news, for whoever counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counted {
+pub struct Counted {
+    /// Bytes that were moved.
     pub moved: u64,
+    /// Fetches of pieces that have failed.
     pub failed_fetches: u64,
 }
 
@@ -311,7 +313,7 @@ impl Pulls {
 
     /// Finds partial functions that are `served` and that nobody fetches, and pulls them. Ends the
     /// pulls of those that are not served any more: a newer version of them is stored.
-    pub(super) fn adopt(&self, partial: &Path, served: &BTreeSet<String>) {
+    pub fn adopt(&self, partial: &Path, served: &BTreeSet<String>) {
         let names: BTreeSet<String> = partial::names(partial).into_iter().collect();
         let names: BTreeSet<String> = names.intersection(served).cloned().collect();
         let active = {
@@ -342,7 +344,7 @@ impl Pulls {
     /// The next pull that may be begun, which counts as begun from now on: the one that has waited longest
     /// since it came, failed or had its turn, so that none keeps another one from its turn. If all places are taken, a fetcher
     /// that has had its turn is ended for it.
-    pub(super) fn next(&self) -> Option<(u64, Order)> {
+    pub fn next(&self) -> Option<(u64, Order)> {
         self.next_at(Instant::now())
     }
 
@@ -365,7 +367,7 @@ impl Pulls {
     }
 
     /// Its fetcher is at the other end of this socket. False: it is not wanted any more.
-    pub(super) fn connected(&self, id: u64, socket: UnixStream) -> bool {
+    pub fn connected(&self, id: u64, socket: UnixStream) -> bool {
         let mut state = self.state();
         let is_stopping = state.is_stopping;
         let Some(pull) = state.pulls.get_mut(&id) else { return false };
@@ -378,7 +380,7 @@ impl Pulls {
     }
 
     /// Notes how far a pull is.
-    pub(super) fn note(&self, id: u64, news: &News) -> Counted {
+    pub fn note(&self, id: u64, news: &News) -> Counted {
         let mut state = self.state();
         let Some(pull) = state.pulls.get_mut(&id) else { return Counted::default() };
         let mut counted = Counted::default();
@@ -410,7 +412,7 @@ impl Pulls {
 
     /// Its fetcher has ended, with this last news. How long until it is tried again, if it is; no time if
     /// others have their turn first.
-    pub(super) fn ended(&self, partial: &Path, id: u64, last: News) -> Option<Duration> {
+    pub fn ended(&self, partial: &Path, id: u64, last: News) -> Option<Duration> {
         let mut state = self.state();
         let pull = state.pulls.get_mut(&id)?;
         pull.socket = None;
@@ -454,7 +456,7 @@ impl Pulls {
     }
 
     /// Waits until something may be begun, for so long at most. False: nothing is begun any more.
-    pub(super) fn wait(&self, at_most: Duration) -> bool {
+    pub fn wait(&self, at_most: Duration) -> bool {
         let is_quiet = |state: &mut State| !state.has_news && !state.is_stopping;
         let waited = self.news.wait_timeout_while(self.state(), at_most, is_quiet);
         let mut state = waited.expect("no holder panics").0;
@@ -463,7 +465,7 @@ impl Pulls {
     }
 
     /// Something may be begun: somebody has asked for it, or a fetcher has ended.
-    pub(super) fn look(&self) {
+    pub fn look(&self) {
         self.state().has_news = true;
         self.news.notify_one();
     }

@@ -3,7 +3,7 @@
 //!
 //! The daemon talks to no registry and parses nothing of one. Each pull has a process of its own, the
 //! *fetcher*: this executable, started by the monitor, with the rights of the daemon and less
-//! ([`process`]). The daemon says what is to be pulled ([`Order`]), and the fetcher says how far it is
+//! (`thaw_daemon::fetching`). The daemon says what is to be pulled ([`Order`]), and the fetcher says how far it is
 //! ([`News`]), in lines of JSON over one socket. With the socket the fetcher ends.
 //!
 //! ```text
@@ -13,12 +13,9 @@
 //! ```
 
 mod book;
-mod driver;
+mod options;
 mod order;
-mod process;
 
-pub use book::{Fetching, NewPull, PullInfo, PullState, Pulls, PullsError};
-pub use process::fetcher_main;
-
-pub(crate) use driver::{OnReload, keep_fetching};
-pub(crate) use process::command;
+pub use book::{Counted, Fetching, NewPull, PullInfo, PullState, Pulls, PullsError};
+pub use options::options_of;
+pub use order::{News, Order, hear, say};

@@ -4,7 +4,7 @@ mod attached;
 mod going_on;
 mod streams;
 
-pub(crate) use attached::Attached;
+pub use attached::Attached;
 pub use going_on::ExecNote;
 pub(crate) use going_on::NewStreams;
 
@@ -133,7 +133,7 @@ pub struct ExecInfo {
 }
 
 /// A process.
-pub(crate) struct Exec {
+pub struct Exec {
     id: u64,
     argv: Vec<String>,
     has_terminal: bool,
@@ -171,7 +171,7 @@ pub(crate) struct Shut;
 
 /// Why there is no process: one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ExecProblem {
+pub enum ExecProblem {
     /// The request makes no sense.
     #[error("{0}")]
     Wrong(String),
@@ -187,7 +187,7 @@ pub(crate) enum ExecProblem {
 }
 
 /// The processes of one instance.
-pub(crate) struct Execs {
+pub struct Execs {
     all: Mutex<Known>,
     /// Places of those who look at its files. Its kernel has no more either.
     files: Arc<Semaphore>,
@@ -372,7 +372,7 @@ impl Execs {
     ///
     /// # Errors
     /// It sleeps, or is soon.
-    pub fn attach(&self, id: u64) -> Result<Option<Attached>, Shut> {
+    pub(crate) fn attach(&self, id: u64) -> Result<Option<Attached>, Shut> {
         let known = self.lock();
         if known.shut.is_some() || known.is_closed {
             return Err(Shut);
@@ -384,7 +384,7 @@ impl Execs {
     ///
     /// # Errors
     /// The same.
-    pub fn attach_all(&self) -> Result<Vec<Attached>, Shut> {
+    pub(crate) fn attach_all(&self) -> Result<Vec<Attached>, Shut> {
         let known = self.lock();
         if known.shut.is_some() || known.is_closed {
             return Err(Shut);

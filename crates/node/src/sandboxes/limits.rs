@@ -95,7 +95,7 @@ impl LimitsChange {
     ///
     /// # Errors
     /// As [`Self::of`], or the host has less.
-    pub(crate) fn check(self, function: &Limits) -> Result<(), String> {
+    pub fn check(self, function: &Limits) -> Result<(), String> {
         let first = function.of_an_instance();
         check_host(first, self.of(first, function)?, of_host())
     }

@@ -11,7 +11,7 @@ pub mod limits;
 mod output;
 mod own_file;
 pub mod pace;
-pub(crate) mod ports;
+pub mod ports;
 pub mod registry;
 pub mod tree;
 pub mod untree;
@@ -19,14 +19,12 @@ mod usage;
 pub mod volumes;
 
 pub use egress::{EgressInfo, EgressWish, SandboxEgress, SandboxInject};
-pub(crate) use exec::Execs;
-pub use exec::{ExecInfo, ExecNote, ExecRequest, ExecState};
+pub use exec::{ExecInfo, ExecNote, ExecRequest, ExecState, Execs};
 pub use limits::{LimitsChange, LimitsInfo};
-pub use output::Stream;
-pub(crate) use output::{Next, READERS_MAX, Reader};
+pub use output::{Next, READERS_MAX, Reader, Stream};
 pub use registry::{
     ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes, Started, functions_of_sandboxes,
 };
-pub(crate) use usage::look_at_egress_bytes;
+pub use usage::look_at_egress_bytes;
 pub use usage::{NetworkUsage, SandboxUsage};
 pub use volumes::SandboxVolume;

@@ -20,7 +20,7 @@ const PIECE_MAX: usize = 4 << 10;
 const PIECE_COST: usize = 64;
 
 /// Most who read what one process prints at a time.
-pub(crate) const READERS_MAX: usize = 16;
+pub const READERS_MAX: usize = 16;
 
 /// Bytes that are kept of all processes.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
@@ -37,7 +37,7 @@ pub enum Stream {
 
 /// What a reader gets next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub enum Next {
     /// Bytes.
     Bytes(Stream, Vec<u8>),
     /// So many bytes were printed and not kept.
@@ -58,7 +58,7 @@ struct Kept {
 }
 
 /// What one process prints.
-pub(crate) struct Output {
+pub struct Output {
     kept: Mutex<Kept>,
     /// There is more, or it has ended.
     more: Notify,
@@ -179,7 +179,7 @@ impl Drop for Kept {
 }
 
 /// Reads what a process prints; as long as it is there the process waits for it.
-pub(crate) struct Reader {
+pub struct Reader {
     output: Arc<Output>,
     at: Arc<Mutex<u64>>,
 }

@@ -17,6 +17,8 @@ use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
+/// What the `Upgrade` header says for a connection to a port of a sandbox.
+pub const PORT_PROTOCOL: &str = "thaw-port";
 /// How long a sandbox may take to say whether somebody listens.
 const PATIENCE: Duration = Duration::from_secs(20);
 

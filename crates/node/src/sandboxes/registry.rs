@@ -45,7 +45,7 @@ impl Sandboxes {
     }
 
     /// Whether there is one of this name, if only its file, whose function is not served yet.
-    pub(crate) fn knows(&self, name: &str) -> bool {
+    pub fn knows(&self, name: &str) -> bool {
         let is_there = |info: &SandboxInfo| self.node.may_have_instance(info.instance);
         self.all.lock().get(name).is_some_and(is_there)
     }
@@ -122,7 +122,7 @@ impl Sandboxes {
     }
 
     /// Somebody wants something of it, if it is one: it is not to be paused again.
-    pub(crate) fn wanted(self: &Arc<Self>, instance: u64) {
+    pub fn wanted(self: &Arc<Self>, instance: u64) {
         let is_it = |info: &&mut SandboxInfo| info.instance == instance;
         let was_paused =
             self.all.lock().values_mut().find(is_it).map(|info| mem::take(&mut info.paused));
@@ -170,7 +170,7 @@ impl Sandboxes {
     }
 
     /// Ends the sandbox of an instance, if it is one still.
-    pub(crate) fn end_instance(self: &Arc<Self>, instance: u64) {
+    pub fn end_instance(self: &Arc<Self>, instance: u64) {
         // Whoever ended it before has done the same.
         let _ = self.kill(&instance.to_string());
     }

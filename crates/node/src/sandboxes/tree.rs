@@ -35,7 +35,7 @@ const NAMED_MAX: usize = 10;
 const BLOCK: u64 = 512;
 
 /// How long a client may take for the next bytes.
-pub(crate) const CLIENT_PATIENCE: Duration = Duration::from_secs(60);
+pub const CLIENT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long what a client is told last has until its connection breaks.
 const BREAK_AFTER: Duration = Duration::from_millis(200);
@@ -43,7 +43,7 @@ const BREAK_AFTER: Duration = Duration::from_millis(200);
 const LIST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Places for those who copy trees.
-pub(crate) static PLACES: Semaphore = Semaphore::const_new(TREES_MAX);
+pub static PLACES: Semaphore = Semaphore::const_new(TREES_MAX);
 
 type Outcome<T> = Result<T, FileProblem>;
 /// Where a stream goes: its bytes, or its end before its time.

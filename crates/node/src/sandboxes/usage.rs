@@ -40,7 +40,7 @@ impl From<EgressBytes> for NetworkUsage {
 }
 
 /// Has [`NetworkUsage`] say how it is now. Waits for the host.
-pub(crate) async fn look_at_egress_bytes() {
+pub async fn look_at_egress_bytes() {
     // Without it the numbers are some seconds old.
     let _ = spawn_blocking(thaw_sandbox::look_at_egress_bytes).await;
 }

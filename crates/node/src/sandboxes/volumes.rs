@@ -173,7 +173,7 @@ impl VolumesTable {
     }
 
     /// The instances that have a volume and are not ending, whether it is open or not.
-    pub(crate) fn users_of(&self, name: &Name) -> Vec<u64> {
+    pub fn users_of(&self, name: &Name) -> Vec<u64> {
         let has = |own: &OwnVolumes| {
             !own.is_released && own.volumes.iter().any(|volume| volume.name == name.as_str())
         };

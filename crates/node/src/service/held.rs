@@ -91,7 +91,7 @@ impl Service {
     }
 
     /// What an instance may use.
-    pub(crate) fn limits_of(&self, id: u64) -> ResourceLimits {
+    pub fn limits_of(&self, id: u64) -> ResourceLimits {
         let (own, function) = (self.shared().limits().of(id), &self.config.limits);
         own.map_or_else(|| function.of_an_instance(), |own| own.within(function))
     }
@@ -163,7 +163,7 @@ impl Service {
     }
 
     /// CPU time that an instance has used; none: it does not run, or nobody counts.
-    pub(crate) async fn cpu_time(&self, id: u64) -> Option<Duration> {
+    pub async fn cpu_time(&self, id: u64) -> Option<Duration> {
         let (reply, used) = oneshot::channel();
         self.table_of_live(id).ok()?.tell(Command::CpuTime(reply));
         timeout(MEMORY_PATIENCE, used).await.ok()?.ok()
@@ -202,6 +202,14 @@ impl Service {
             self.wake_if_asleep(Some(id)).await?;
         }
         self.table_of_live(id)
+    }
+
+    /// Wakes an instance first if it is asleep, so that it can be told something.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn make_reachable(self: &Arc<Self>, id: u64) -> Result<(), String> {
+        self.reach(id).await.map(drop)
     }
 
     /// The same, once it is not about to be asleep.
@@ -248,7 +256,7 @@ impl Service {
     ///
     /// # Errors
     /// See [`ExecProblem`].
-    pub(crate) async fn exec(
+    pub async fn exec(
         self: &Arc<Self>,
         id: u64,
         request: &ExecRequest,
@@ -311,7 +319,7 @@ impl Service {
     }
 
     /// Processes in an instance that were started from outside; it may be asleep.
-    pub(crate) fn execs_of(&self, id: u64) -> Option<Arc<Execs>> {
+    pub fn execs_of(&self, id: u64) -> Option<Arc<Execs>> {
         let slots = self.slots();
         let live = || slots.get(&id).map(|slot| slot.table.execs().clone());
         slots.asleep.execs(id).or_else(live)
@@ -321,11 +329,7 @@ impl Service {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) async fn attach(
-        self: &Arc<Self>,
-        id: u64,
-        exec: u64,
-    ) -> Result<Option<Attached>, String> {
+    pub async fn attach(self: &Arc<Self>, id: u64, exec: u64) -> Result<Option<Attached>, String> {
         loop {
             if let Ok(found) = self.reach_open(id).await?.execs().attach(exec) {
                 return Ok(found);
@@ -338,7 +342,7 @@ impl Service {
     ///
     /// # Errors
     /// The same.
-    pub(crate) async fn attach_all(self: &Arc<Self>, id: u64) -> Result<Vec<Attached>, String> {
+    pub async fn attach_all(self: &Arc<Self>, id: u64) -> Result<Vec<Attached>, String> {
         loop {
             if let Ok(all) = self.reach_open(id).await?.execs().attach_all() {
                 return Ok(all);
@@ -351,11 +355,7 @@ impl Service {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) async fn files(
-        self: &Arc<Self>,
-        id: u64,
-        user: &str,
-    ) -> Result<FileSession, String> {
+    pub async fn files(self: &Arc<Self>, id: u64, user: &str) -> Result<FileSession, String> {
         let (table, place) = self.reach_place(id, Execs::file_place).await?;
         let place = place.ok_or_else(|| {
             format!("{FILE_SESSIONS_MAX} others look at files of the instance; try again")
@@ -369,11 +369,7 @@ impl Service {
     ///
     /// # Errors
     /// See [`PortProblem`].
-    pub(crate) async fn port(
-        self: &Arc<Self>,
-        id: u64,
-        port: u16,
-    ) -> Result<PortStream, PortProblem> {
+    pub async fn port(self: &Arc<Self>, id: u64, port: u16) -> Result<PortStream, PortProblem> {
         let (table, place) =
             self.reach_place(id, Execs::port_place).await.map_err(PortProblem::Refused)?;
         let place = place.ok_or_else(|| {

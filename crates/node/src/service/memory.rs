@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// How long an instance may take to come to rest and be frozen.
-pub(crate) const REST_PATIENCE: Duration = Duration::from_secs(60);
+pub const REST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long an instance may take to be hibernated, or to wake.
 pub(super) const HIBERNATE_PATIENCE: Duration = Duration::from_secs(60);
@@ -196,7 +196,7 @@ impl Service {
     }
 
     /// What counts the memory of a live instance; `None`: it has ended, or nothing counts it.
-    pub(crate) async fn memory_reader(&self, id: u64) -> Option<MemoryReader> {
+    pub async fn memory_reader(&self, id: u64) -> Option<MemoryReader> {
         let (reply, reader) = oneshot::channel();
         self.slots().get(&id)?.table.tell(Command::Memory(reply));
         timeout(MEMORY_PATIENCE, reader).await.ok()?.ok()

@@ -44,7 +44,7 @@ mod volumes;
 mod waiting;
 
 pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};
-pub(crate) use memory::REST_PATIENCE;
+pub use memory::REST_PATIENCE;
 pub use place::Placement;
 pub(crate) use place::{Found, PlaceError};
 pub(crate) use reuse::Reuse;
@@ -192,7 +192,8 @@ impl Service {
         self.unreachable.lock().expect("no holder panics").clone()
     }
 
-    pub(crate) fn set_unreachable(&self, problem: Option<String>) {
+    /// Says why nobody listens at the function's own address, or that somebody does.
+    pub fn set_unreachable(&self, problem: Option<String>) {
         *self.unreachable.lock().expect("no holder panics") = problem;
     }
 

@@ -149,7 +149,7 @@ impl Service {
     }
 
     /// How long the function still backs off after many crashes, if it does.
-    pub(crate) fn backs_off(&self) -> Option<Duration> {
+    pub fn backs_off(&self) -> Option<Duration> {
         self.crashes.backs_off(monotonic_ns())
     }
 

@@ -115,7 +115,7 @@ impl Service {
     }
 
     /// It could not be taken out of service, which is tried again while its requests fail.
-    pub(crate) fn report_again(&self) {
+    pub fn report_again(&self) {
         self.health.say_again(monotonic_ns());
     }
 

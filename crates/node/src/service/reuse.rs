@@ -64,12 +64,7 @@ impl Service {
     ///
     /// # Errors
     /// The instance stays busy, or has ended: one sentence for the operator.
-    pub(crate) async fn place_at(
-        &self,
-        id: u64,
-        client: &Arc<Client>,
-        done: Done,
-    ) -> Result<(), String> {
+    pub async fn place_at(&self, id: u64, client: &Arc<Client>, done: Done) -> Result<(), String> {
         if self.is_single_use() {
             return Err(format!(
                 "instances of `{}` serve no second request; set isolation = \"instance\"",

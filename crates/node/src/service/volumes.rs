@@ -52,7 +52,7 @@ impl NodeState {
 
     /// Opens the volumes of sandboxes that are asleep since before this daemon, so that nobody removes
     /// them. Blocks.
-    pub(crate) fn keep_own_volumes(&self) {
+    pub fn keep_own_volumes(&self) {
         for id in self.own_volumes().ids() {
             if let Some(service) = self.service_of(id) {
                 service.keep_own_volumes(id);
@@ -142,7 +142,11 @@ impl NodeState {
         }
     }
 
-    pub(crate) fn volumes(&self) -> Result<VolumeStore, String> {
+    /// The volumes of its home.
+    ///
+    /// # Errors
+    /// One sentence: it is no daemon's.
+    pub fn volumes(&self) -> Result<VolumeStore, String> {
         let secrets = self.secrets().ok_or("only a daemon has volumes")?;
         Ok(secrets.volumes())
     }

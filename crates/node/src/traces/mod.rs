@@ -23,9 +23,10 @@ mod span;
 mod tests;
 
 pub(crate) use messages::{Consuming, Producing};
-pub(crate) use request::{Came, RequestTrace, Seen, known};
+pub use request::known;
+pub(crate) use request::{Came, RequestTrace, Seen};
 pub use settings::{Resolve, TraceSettings};
-pub(crate) use span::{Kind, Span, unix_ns};
+pub use span::{Kind, Span, Value, unix_ns};
 
 use crate::boots::RecentBoots;
 use crate::edge::RequestId;
@@ -73,13 +74,13 @@ pub struct Tracer {
 
 impl Tracer {
     /// With these settings; what becomes of spans is counted there.
-    pub(crate) fn new(settings: TraceSettings, counters: TraceCounters) -> Arc<Self> {
+    pub fn new(settings: TraceSettings, counters: TraceCounters) -> Arc<Self> {
         let queue = Mutex::new(VecDeque::new());
         Arc::new(Self { settings, queue, full: Notify::new(), counters })
     }
 
     /// The name of a request with these headers, and whether its spans are recorded.
-    pub(crate) fn begin(&self, headers: &HeaderMap) -> RequestId {
+    pub fn begin(&self, headers: &HeaderMap) -> RequestId {
         self.decide(RequestId::of(headers))
     }
 
@@ -109,6 +110,11 @@ impl Tracer {
         }
     }
 
+    /// The same for a span that belongs to no request of the gateway.
+    pub fn record_span(&self, span: Span) {
+        self.record(Record::Span(Box::new(span)));
+    }
+
     /// The oldest records, as many as a batch has.
     fn take(&self) -> Vec<Record> {
         let mut queue = self.queue.lock().expect("no holder panics");
@@ -117,7 +123,7 @@ impl Tracer {
     }
 
     /// Sends what is recorded, until the task is dropped.
-    pub(crate) async fn send_all(self: Arc<Self>, node: Arc<NodeState>) {
+    pub async fn send_all(self: Arc<Self>, node: Arc<NodeState>) {
         let mut health = export::Health::default();
         loop {
             let _ = tokio::time::timeout(self.settings.delay, self.full.notified()).await;
@@ -133,7 +139,7 @@ impl Tracer {
     }
 
     /// Sends what is left before the daemon ends: one try for each batch, as long as they succeed.
-    pub(crate) async fn finish(&self, boots: &RecentBoots) {
+    pub async fn finish(&self, boots: &RecentBoots) {
         let mut health = export::Health::default();
         loop {
             let batch = self.take();

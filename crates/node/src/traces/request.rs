@@ -219,7 +219,7 @@ impl Seen {
 }
 
 /// Methods have few names in traces: clients make others up.
-pub(crate) fn known(method: &Method) -> &'static str {
+pub fn known(method: &Method) -> &'static str {
     const ALL: [&str; 9] =
         ["CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"];
     ALL.into_iter().find(|name| *name == method.as_str()).unwrap_or("_OTHER")

@@ -17,18 +17,25 @@ const VALUE_MAX: usize = 256;
 
 /// What a span is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// A request that somebody has made.
     Server,
+    /// A step within another one.
     Internal,
+    /// The making of a message.
     Producer,
+    /// What a message has led to.
     Consumer,
 }
 
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Value {
+pub enum Value {
+    /// A text.
     Text(String),
+    /// A number.
     Number(i64),
+    /// Whether something holds.
     Truth(bool),
 }
 
@@ -52,12 +59,18 @@ impl From<bool> for Value {
 
 /// A step of a trace that is over. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub struct Span {
+    /// Its place in the trace.
     pub id: RequestId,
+    /// What is done.
     pub name: String,
+    /// What it is of.
     pub kind: Kind,
+    /// When it began.
     pub start_ns: u64,
+    /// When it was over.
     pub end_ns: u64,
+    /// What else is known of it.
     pub attributes: Vec<(&'static str, Value)>,
     /// A span of which it is a consequence.
     pub link: Option<RequestId>,
@@ -66,7 +79,7 @@ pub(crate) struct Span {
 }
 
 /// A time of the wall clock.
-pub(crate) fn unix_ns(time: SystemTime) -> u64 {
+pub fn unix_ns(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

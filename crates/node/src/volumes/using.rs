@@ -241,7 +241,7 @@ impl VolumeStore {
     }
 
     /// Whether there is no volume of this name.
-    pub(crate) fn is_missing(&self, name: &Name) -> bool {
+    pub fn is_missing(&self, name: &Name) -> bool {
         let Ok(_acting) = self.home.act() else { return false };
         matches!(self.read_note(name), Err(VolumeError::Missing(_)))
     }

@@ -7,7 +7,7 @@ use crate::verbs::build::{Display, serve_new_version};
 use crate::verbs::mounts;
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
-use thaw_node::admin::FunctionInfo;
+use thaw_daemon::admin::FunctionInfo;
 use thaw_node::build::{BuildOptions, Trust, build};
 use thaw_node::config::{ByteSize, CONFIG_FILE, EgressRule, Isolation, TimeSpan};
 use thaw_node::home::Home;

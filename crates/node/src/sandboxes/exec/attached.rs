@@ -16,7 +16,7 @@ const HANG_UP_PATIENCE: Duration = Duration::from_secs(5);
 const HANGUP: u32 = 1;
 
 /// Somebody who is attached to a process.
-pub(crate) struct Attached(Arc<Exec>);
+pub struct Attached(Arc<Exec>);
 
 impl Attached {
     /// Attaches to a process of an instance that does not sleep.

@@ -198,7 +198,7 @@ impl Execs {
     ///
     /// # Errors
     /// This process has no descriptors left.
-    pub fn new_streams(&self) -> io::Result<NewStreams> {
+    pub(crate) fn new_streams(&self) -> io::Result<NewStreams> {
         let mut notes = self.notes();
         for note in &mut notes {
             let exec = self.find(note.id);
@@ -217,7 +217,7 @@ impl Execs {
 
     /// The instance is awake again, and its processes go on by the numbers that they have, with these
     /// streams; `None`: its kernel cannot have them go on.
-    pub fn wake(&self, connector: &Arc<dyn Connector>, streams: Option<NewStreams>) {
+    pub(crate) fn wake(&self, connector: &Arc<dyn Connector>, streams: Option<NewStreams>) {
         match streams {
             Some(NewStreams(streams)) => {
                 for (id, sockets, input) in streams {

@@ -67,7 +67,7 @@ impl Sandboxes {
     ///
     /// # Errors
     /// There is none.
-    pub(crate) async fn set_client_egress(
+    pub async fn set_client_egress(
         &self,
         name: &str,
         asked: ClientEgress,

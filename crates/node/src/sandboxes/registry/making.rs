@@ -83,7 +83,7 @@ impl Sandboxes {
     ///
     /// # Errors
     /// See [`SandboxProblem`].
-    pub(crate) async fn create_of(
+    pub async fn create_of(
         self: &Arc<Self>,
         new: NewSandbox,
         opened: OpenedCheckpoint,

@@ -57,7 +57,7 @@ impl Due {
 
 impl Sandboxes {
     /// Its time begins anew, if it is one.
-    pub(crate) fn used(self: &Arc<Self>, instance: u64) {
+    pub fn used(self: &Arc<Self>, instance: u64) {
         for info in self.all.lock().values_mut().filter(|info| info.instance == instance) {
             info.deadline_ms = deadline(info.timeout_s);
             self.times.have_changed.fetch_or(info.timeout_s.is_some(), Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Sandboxes {
     }
 
     /// The sandbox of an instance has no timeout any more, if it is one.
-    pub(crate) fn keep_without_timeout(self: &Arc<Self>, instance: u64) {
+    pub fn keep_without_timeout(self: &Arc<Self>, instance: u64) {
         // A plain instance has none.
         let _ = self.set_timeout(&instance.to_string(), None);
     }

@@ -158,7 +158,7 @@ impl Service {
     }
 
     /// Whether one is hibernated.
-    pub(crate) fn has_hibernated(&self) -> bool {
+    pub fn has_hibernated(&self) -> bool {
         self.slots().values().any(|slot| slot.state == InstanceState::Hibernated)
     }
 }
