@@ -688,7 +688,7 @@ pub const CAUSE_CHECKPOINT: u32 = 5;
 /// waking.
 pub const REST_TIMERS: u32 = 1 << 0;
 /// The rest is for [`MSG_TRIM`]: nothing is written, so that there is no report, and what was not
-/// mapped yet stays so.
+/// mapped yet stays so. A sandbox of several host processes goes on at once ([`AWAKE_UNANSWERED`]).
 pub const REST_TO_TRIM: u32 = 1 << 1;
 
 /// Body of [`MSG_REST`].

@@ -222,9 +222,10 @@ impl Default for Metrics {
             "Times that an idle instance was asked for pages that are equal to those of its image",
             trims.clone(),
         );
-        registry.register(
-            "trimmed_bytes",
+        registry.register_with_unit(
+            "trimmed",
             "Bytes of such pages that idle instances have given back",
+            Unit::Bytes,
             trimmed_bytes.clone(),
         );
         registry.register("wakes", "Times that a hibernated instance has woken", wakes.clone());

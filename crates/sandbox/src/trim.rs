@@ -14,7 +14,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable, bytes_of, cast_slice, pod_read_unaligned};
@@ -25,14 +24,17 @@ use thaw_abi::control::{
 use thaw_abi::layout::GUEST_MAX;
 
 use crate::message;
+use crate::pagemap::PageMap;
 use crate::sandbox::Sandbox;
 use crate::state::protocol::{ANSWER_DONE, REQUEST_UNCHANGED, UnchangedRequest};
 use crate::state::{Space, StateError, Subject};
 
-/// Most files that pages are compared with: an image and its nearest ancestors.
-pub const FILES_MAX: usize = 16;
-/// How long may be compared: a guest can have more pages than anybody has time for.
-const COMPARING_MAX: Duration = Duration::from_secs(1);
+/// Most files that pages are compared with, an image and its nearest ancestors: a packet brings 16
+/// descriptors, two of which are the worker's socket and the pidfd of the sandbox.
+pub const FILES_MAX: usize = 14;
+/// How long may be compared: a guest can have more pages than anybody has time for, and others of
+/// the same zygote parent wait for the state helper. What was found until then counts.
+const COMPARING_MAX: Duration = Duration::from_millis(100);
 /// How long the state helper may take for it.
 const HELPER_MAX: Duration = Duration::from_secs(3);
 /// Most bytes of `/proc/PID/maps` that are looked at.
@@ -121,13 +123,8 @@ impl Sandbox {
 }
 
 impl Trimmer {
-    /// The same, and comparing ends with an error soon after this is false.
-    pub fn while_wanted(mut self, wanted: Arc<AtomicBool>) -> Self {
-        self.subject.wanted = Some(wanted);
-        self
-    }
-
-    /// Finds the pages. Another process does so; it takes milliseconds, and a second at most.
+    /// Finds the pages. Another process does so; it takes milliseconds, and not much longer than a
+    /// tenth of a second once other sandboxes have been read.
     ///
     /// # Errors
     /// The sandbox has ended ([`io::ErrorKind::NotFound`]), or the host's error.
@@ -189,34 +186,68 @@ impl Mapped {
 }
 
 /// Finds the pages of a process at rest that are equal to those of the files that they are private
-/// copies of: what the state helper does.
+/// copies of, as many as can be found in time: what the state helper does.
 ///
 /// # Errors
-/// The host's: the process has ended, or there is too much to look at.
+/// The host's: the process has ended.
 pub(crate) fn find(
     space: Space,
     maps: &File,
     files: &[(FileId, File)],
 ) -> io::Result<Vec<TrimRange>> {
     let Space { memory, pages } = space;
-    let mut pages = pages.until(Instant::now() + COMPARING_MAX);
-    let text = read_to_end(maps)?;
-    let (mut ranges, mut left) = (Ranges::default(), COMPARED_MAX);
-    for mapped in text.lines().filter_map(Mapped::parse) {
+    let deadline = Instant::now() + COMPARING_MAX;
+    let mut search = Search {
+        memory,
+        pages: pages.until(deadline),
+        deadline,
+        left: COMPARED_MAX,
+        found: Ranges::default(),
+    };
+    for mapped in read_to_end(maps)?.lines().filter_map(Mapped::parse) {
         let Some((_, file)) = files.iter().find(|(id, _)| *id == mapped.file) else { continue };
+        match search.look_at(&mapped, file) {
+            Ok(()) if search.is_over() => break,
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(search.found.0)
+}
+
+/// A process at rest, and what is known of it.
+struct Search {
+    memory: File,
+    pages: PageMap,
+    deadline: Instant,
+    /// Bytes that may still be compared.
+    left: u64,
+    found: Ranges,
+}
+
+impl Search {
+    /// Whether there is no time or room for more.
+    fn is_over(&self) -> bool {
+        self.left == 0 || self.found.is_full() || Instant::now() >= self.deadline
+    }
+
+    /// Compares the private pages of a mapping with its file, until the search is over.
+    fn look_at(&mut self, mapped: &Mapped, file: &File) -> io::Result<()> {
         let mut runs = Vec::new();
-        pages.private_runs(mapped.start, mapped.end, |run| runs.push(run))?;
+        self.pages.private_runs(mapped.start, mapped.end, |run| runs.push(run))?;
         for run in runs {
             let (mut at, end) = (run.start.max(mapped.start), run.end.min(mapped.end));
-            while at < end && left > 0 && !ranges.is_full() {
-                let len = (end - at).min(AT_ONCE).min(left);
-                left -= len;
-                compare(&memory, file, at, len, mapped.offset + (at - mapped.start), &mut ranges)?;
+            while at < end && !self.is_over() {
+                let len = (end - at).min(AT_ONCE).min(self.left);
+                self.left -= len;
+                let offset = mapped.offset + (at - mapped.start);
+                compare(&self.memory, file, at, len, offset, &mut self.found)?;
                 at += len;
             }
         }
+        Ok(())
     }
-    Ok(ranges.0)
 }
 
 /// Notes the pages of `len` bytes at `address` that are equal to those in the file at `offset`.
@@ -298,7 +329,6 @@ fn read_to_end(file: &File) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pagemap::PageMap;
     use std::ffi::c_void;
 
     const P: usize = PAGE_SIZE as usize;

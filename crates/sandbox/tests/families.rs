@@ -32,6 +32,19 @@ fn signal(pid: u32, signal: i32) {
     assert!(status.success());
 }
 
+/// Nobody tells which process of several would give back what the first one has.
+#[test]
+fn several_processes_do_not_rest_to_be_trimmed() {
+    let (mut running, mut client) = family(1);
+    running.rests += 1;
+    running.sandbox.request_rest_to_trim(running.rests).unwrap();
+    let awake = running.awake();
+    assert_eq!((awake.cause, awake.was_hibernated), (AwakeCause::Unanswered, false));
+    assert_eq!(client.ask("count"), "1 1");
+    running.hibernate();
+    assert_eq!(client.ask("count"), "2 2");
+}
+
 #[test]
 fn who_has_had_a_child_hibernates_too() {
     let mut running = Running::start(1);

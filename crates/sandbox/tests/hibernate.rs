@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::sleeper::{Client, LONG, Running, SPEC, accept_from, reopened, swap_file};
-use thaw_sandbox::{AwakeCause, Event, Timers, WorkingSet};
+use thaw_sandbox::{AwakeCause, Event, TRIM_FILES_MAX, Timers, WorkingSet};
 
 #[test]
 fn a_server_keeps_its_state_over_hibernations_and_is_woken_by_a_client() {
@@ -113,7 +113,8 @@ fn pages_that_are_equal_again_are_given_back() {
     let deflated = running.deflate(SPEC, swap, None).unwrap();
     running.sandbox.hibernate(deflated).unwrap();
     assert_eq!(running.next(), Event::Hibernated);
-    let files = [Arc::new(image)];
+    // Of a long chain of images the nearest are looked at.
+    let files = vec![Arc::new(image); TRIM_FILES_MAX + 6];
     assert_eq!(client.ask("write"), "written");
     running.awake();
     let expected = client.ask("sum");

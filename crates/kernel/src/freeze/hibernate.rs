@@ -92,6 +92,10 @@ pub(super) fn rest(rest: &Rest) {
 
 fn rest_until_woken(&Rest { number, flags, .. }: &Rest) -> Woken {
     let Some(awaited) = Awaited::now(flags) else { return Woken::by(AWAKE_DESCRIPTOR) };
+    if flags & REST_TO_TRIM != 0 && arena::is_shared() {
+        // Who knows the memory of the first of several processes may be another one than this.
+        return Woken::by(AWAKE_UNANSWERED);
+    }
     let report = match flags & REST_TO_TRIM {
         0 => super::come_to_rest(Use::Itself),
         _ => Vec::new(),
@@ -169,8 +173,7 @@ impl Answer {
 /// copies of: the next touch finds the same there. Does nothing if the message is of an earlier rest.
 fn trim(message: &Message, number: u64) {
     let Ok((trim, ranges)) = message.split::<Trim>() else { return };
-    // The first process of several may be another one than this.
-    if trim.number != number || arena::is_shared() {
+    if trim.number != number {
         return;
     }
     let Ok((ranges, _)) = control::array::<TrimRange>(ranges, trim.count) else { return };

@@ -238,7 +238,7 @@ pub(super) struct Hibernation {
     unsealing: Option<Unsealing>,
     /// What has become of a rest in which it was to give back what is equal to its image, until that is
     /// reported.
-    trimmed: Option<Option<u64>>,
+    trimmed: Option<Result<Option<u64>, HibernateError>>,
 }
 
 /// A recording in the making: nothing in it yet, or none could be made.
@@ -448,7 +448,7 @@ impl Hibernation {
     /// [`Hibernation::end`].
     pub fn poll(&mut self, sandbox: &mut Sandbox, context: &mut Context<'_>) -> Poll<Outcome> {
         if let Some(trimmed) = self.trimmed.take() {
-            return Poll::Ready(Outcome::Trimmed(Ok(trimmed)));
+            return Poll::Ready(Outcome::Trimmed(trimmed));
         }
         if let Some(Unsealing(unsealing)) = &mut self.unsealing
             && let Poll::Ready(joined) = Pin::new(unsealing).poll(context)
@@ -586,9 +586,13 @@ impl Hibernation {
             }
             // It has gone on before it took the file.
             (Phase::Told(_, given), _) => given.discard(),
-            (Phase::Trimming(bytes), AwakeCause::Message) => self.trimmed = Some(Some(bytes)),
+            (Phase::Trimming(bytes), AwakeCause::Message) => self.trimmed = Some(Ok(Some(bytes))),
+            (Phase::Asked(Purpose::Trim, _), AwakeCause::Unanswered) => {
+                let several = "it has several processes, which are not trimmed";
+                self.trimmed = Some(Err(io::Error::other(several).into()));
+            }
             (Phase::Asked(Purpose::Trim, _) | Phase::Comparing(_) | Phase::Trimming(_), _) => {
-                self.trimmed = Some(None);
+                self.trimmed = Some(Ok(None));
             }
             _ => {}
         }
@@ -602,12 +606,9 @@ impl Hibernation {
 
 /// Begins to compare a sandbox at rest with its image.
 fn compare(sandbox: &Sandbox, resting: Resting, base: &FreezeBase) -> Reader<Unchanged> {
-    let is_wanted = Arc::new(AtomicBool::new(true));
     match sandbox.trimmer(resting, base.files()) {
-        Ok(trimmer) => {
-            let trimmer = trimmer.while_wanted(is_wanted.clone());
-            Reader::new(is_wanted, move |_| Ok(trimmer.find()?))
-        }
+        // Nobody interrupts it, which would end the state helper: it takes a short time at most.
+        Ok(trimmer) => Reader::new(Arc::default(), move |_| Ok(trimmer.find()?)),
         Err(error) => Reader::failed(error),
     }
 }

@@ -610,6 +610,7 @@ impl Instance for SandboxInstance {
 
     fn hibernate(&mut self, terms: HibernationTerms) -> io::Result<()> {
         self.check_whole()?;
+        self.end_trim();
         if self.recording.is_some() || self.asked_to_rest {
             return Err(io::ErrorKind::WouldBlock.into());
         }

@@ -63,7 +63,7 @@ fn the_reference_has_every_metric() {
 
 #[test]
 fn figures_of_the_dashboard_lead_to_metrics_that_there_are() {
-    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dashboard");
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../daemon/src/dashboard");
     let mut found = 0;
     for file in fs::read_dir(pages).unwrap() {
         let path = file.unwrap().path();

@@ -44,7 +44,7 @@ pub(super) fn serve(control: OwnedFd, proc: OwnedFd) -> i32 {
     loop {
         let mut descriptors = Vec::new();
         let len = match message::receive(&control, &mut packet, Some(&mut descriptors)) {
-            Ok(received) if received.truncated => return 1,
+            Ok(received) if received.truncated || received.descriptors_dropped => return 1,
             Ok(received) => received.len,
             Err(_) => return 1,
         };

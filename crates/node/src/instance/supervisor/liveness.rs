@@ -50,6 +50,11 @@ impl Health {
         Poll::Ready(probed)
     }
 
+    /// Whether a probe is under way.
+    pub fn is_probing(&self) -> bool {
+        self.probing.is_some()
+    }
+
     /// Ends the probe that is under way, which then says nothing; whether there was one.
     pub fn cancel(&mut self) -> bool {
         self.probing.take().is_some()

@@ -470,7 +470,7 @@ impl Supervisor {
             self.does_not_come_to_rest(now);
         }
         if is_due(self.trims.until) {
-            self.end_trim();
+            self.trims_too_long();
         }
         if is_due(self.sleepiness.asked) {
             self.does_not_rest();

@@ -58,7 +58,7 @@ impl Supervisor {
         if !self.is_awake() || is_looked_at || self.service.shared().is_leaving() {
             return later;
         }
-        if self.health.cancel() {
+        if self.health.is_probing() {
             // The end of the probe would wake it.
             return Some(now + TRIM_AGAIN);
         }
@@ -84,25 +84,35 @@ impl Supervisor {
     pub(super) fn trimmed(&mut self, trimmed: Result<Option<u64>, String>) {
         self.trims.until = None;
         match trimmed {
-            Ok(None) => {
-                self.trims.interrupted += 1;
-                if self.trims.interrupted < TRIES {
-                    let again = Instant::now() + TRIM_AGAIN;
-                    self.trims.again = Some(again);
-                    self.idle_look = self.idle_look.map(|look| look.min(again));
-                }
-            }
+            Ok(None) => self.trim_again(),
             Ok(Some(bytes)) => {
                 self.service.shared().metrics().trimmed(self.service.name(), bytes);
                 self.trims.is_over = bytes < WORTH_IT;
             }
             Err(why) => {
+                self.trims.is_over = true;
                 tracing::debug!(function = %self.service.name(), instance = self.id, "an idle instance was not trimmed: {why}");
             }
         }
     }
 
-    /// It did not come to rest in time.
+    /// It did not come to rest in time, or there were too many others.
+    pub(super) fn trims_too_long(&mut self) {
+        self.end_trim();
+        self.trim_again();
+    }
+
+    /// It had no effect: it is tried again, unless that was so often.
+    fn trim_again(&mut self) {
+        self.trims.interrupted += 1;
+        if self.trims.interrupted < TRIES {
+            let again = Instant::now() + TRIM_AGAIN;
+            self.trims.again = Some(again);
+            self.idle_look = self.idle_look.map(|look| look.min(again));
+        }
+    }
+
+    /// Lets it go on if it is asked to rest for that.
     pub(super) fn end_trim(&mut self) {
         self.trims.until = None;
         self.instance.end_trim();
