@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenants::TenantMetrics;
 use thaw_sandbox::FunctionEgressBytes;
-pub use traces::TraceCounters;
+pub(crate) use traces::TraceCounters;
 pub use triggers::TriggerMetrics;
 
 /// Counters of a node.

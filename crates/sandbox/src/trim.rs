@@ -339,20 +339,16 @@ mod tests {
         let file = FileId { major: 0xfe, minor: 0x10, inode: 10_297_669 };
         let mapped =
             Mapped { start: 0x7f5e_9868_7000, end: 0x7f5e_9868_b000, offset: 0x20_1000, file };
-        assert_eq!(mapped_below(line), None, "it is not the guest's");
+        assert_eq!(Mapped::parse(line), None, "it is not the guest's");
         let guest = line.replace("7f5e9", "00001");
         let here = |address: u64| address - 0x7f5e_9000_0000 + 0x1000_0000;
         let mapped = Mapped { start: here(mapped.start), end: here(mapped.end), ..mapped };
-        assert_eq!(mapped_below(&guest), Some(mapped));
-        assert_eq!(mapped_below(&guest.replace("rw-p", "rw-s")), None);
-        assert_eq!(mapped_below(&guest.replace("10297669", "0")), None);
+        assert_eq!(Mapped::parse(&guest), Some(mapped));
+        assert_eq!(Mapped::parse(&guest.replace("rw-p", "rw-s")), None);
+        assert_eq!(Mapped::parse(&guest.replace("10297669", "0")), None);
         for cut in 0..40 {
-            assert_eq!(mapped_below(&guest[..cut]), None, "{cut}");
+            assert_eq!(Mapped::parse(&guest[..cut]), None, "{cut}");
         }
-    }
-
-    fn mapped_below(line: &str) -> Option<Mapped> {
-        Mapped::parse(line)
     }
 
     /// Private copies of pages of this process, four of a file and one that is mapped elsewhere.
@@ -382,6 +378,33 @@ mod tests {
         let first_bytes: Vec<u8> = (0..5).map(|page| memory.read(page * P)).collect();
         assert_eq!(first_bytes, [1, 9, 3, 4, 5]);
         assert_eq!(find_here(&file), []);
+    }
+
+    /// A search ends where its time or its bytes do, with what it has found.
+    #[test]
+    fn a_search_has_an_end() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 4 * P], 0).unwrap();
+        let memory = Map::at(0x3_2000_0000, Some(&file), 4);
+        memory.write(0, &[7; 4 * P]);
+        let start = memory.0 as u64;
+        let mapped = Mapped {
+            start,
+            end: start + 4 * PAGE_SIZE,
+            offset: 0,
+            file: FileId::of(&file).unwrap(),
+        };
+        let found = |left, time| {
+            let (memory, pages) = (File::open("/proc/self/mem").unwrap(), PageMap::own().unwrap());
+            let deadline = Instant::now() + time;
+            let mut search = Search { memory, pages, deadline, left, found: Ranges::default() };
+            search.look_at(&mapped, &file).unwrap();
+            search.found.0.iter().map(|range| range.len).sum::<u64>()
+        };
+        let long = Duration::from_secs(60);
+        assert_eq!(found(COMPARED_MAX, long), 4 * PAGE_SIZE);
+        assert_eq!(found(2 * PAGE_SIZE, long), 2 * PAGE_SIZE);
+        assert_eq!(found(COMPARED_MAX, Duration::ZERO), 0);
     }
 
     #[test]

@@ -114,7 +114,8 @@ fn pages_that_are_equal_again_are_given_back() {
     running.sandbox.hibernate(deflated).unwrap();
     assert_eq!(running.next(), Event::Hibernated);
     // Of a long chain of images the nearest are looked at.
-    let files = vec![Arc::new(image); TRIM_FILES_MAX + 6];
+    let image = Arc::new(image);
+    let files = vec![image; TRIM_FILES_MAX + 6];
     assert_eq!(client.ask("write"), "written");
     running.awake();
     let expected = client.ask("sum");

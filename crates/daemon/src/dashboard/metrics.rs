@@ -145,6 +145,9 @@ async fn api(Extension(session): Extension<Session>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
 
     #[test]
     fn metrics_are_read_with_their_series() {
@@ -158,5 +161,36 @@ mod tests {
         add_silent(&mut all);
         assert_eq!(all.len(), 2 + NAMES.len());
         assert_eq!((all[1].kind.as_str(), all[1].series.len()), ("histogram", 2));
+    }
+
+    /// Names of metrics in a source.
+    fn named(source: &str) -> BTreeSet<&str> {
+        let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        let words = source.split(|letter| !is_part(letter));
+        let is_crate = |word: &str| source.contains(&format!("{word}::"));
+        words
+            .filter(|word| word.starts_with("thaw_") && *word != "thaw_session" && !is_crate(word))
+            .collect()
+    }
+
+    #[test]
+    fn figures_lead_to_metrics_that_there_are() {
+        let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dashboard");
+        let mut found = 0;
+        for file in fs::read_dir(pages).unwrap() {
+            let path = file.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "rs")
+                || path.ends_with("metrics.rs")
+            {
+                continue;
+            }
+            let source = fs::read_to_string(&path).unwrap();
+            for name in named(&source) {
+                found += 1;
+                let is_there = NAMES.iter().any(|(known, _)| *known == name);
+                assert!(is_there, "{} leads to {name}", path.display());
+            }
+        }
+        assert!(found > 10, "{found}");
     }
 }

@@ -12,14 +12,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// What is thrown away of one connection at most.
-pub struct Linger {
+pub(crate) struct Linger {
     until: Pin<Box<Sleep>>,
     bytes: usize,
 }
 
 impl Linger {
     /// Waits for the client's end from now on, for so long and so many bytes.
-    pub fn new(time: Duration, bytes: usize) -> Self {
+    pub(crate) fn new(time: Duration, bytes: usize) -> Self {
         Self { until: Box::pin(sleep_until(Instant::now() + time)), bytes }
     }
 

@@ -7,7 +7,7 @@ use prometheus_client::registry::Registry;
 
 /// Spans that the collector has or has not.
 #[derive(Clone, Debug)]
-pub struct TraceCounters {
+pub(crate) struct TraceCounters {
     /// It has taken them.
     pub sent: Counter,
     /// The queue was full.

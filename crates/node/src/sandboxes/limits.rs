@@ -94,7 +94,7 @@ impl LimitsChange {
     /// Whether a new sandbox of a function with these limits may have them.
     ///
     /// # Errors
-    /// As [`Self::of`], or the host has less.
+    /// One sentence: neither function nor host allows so much, or it is too little.
     pub fn check(self, function: &Limits) -> Result<(), String> {
         let first = function.of_an_instance();
         check_host(first, self.of(first, function)?, of_host())

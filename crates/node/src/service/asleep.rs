@@ -59,7 +59,7 @@ impl Service {
     }
 
     /// Ends those that have been idle for longer than the function keeps them.
-    pub fn end_old_sleepers(&self) {
+    pub(crate) fn end_old_sleepers(&self) {
         let Some(until) = Instant::now().checked_sub(self.keep_alive()) else { return };
         loop {
             let old = {

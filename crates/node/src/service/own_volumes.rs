@@ -71,7 +71,7 @@ impl Service {
     }
 
     /// Opens volumes of an instance that is asleep, so that nobody removes them. Blocks.
-    pub fn keep_own_volumes(&self, id: u64) {
+    pub(crate) fn keep_own_volumes(&self, id: u64) {
         let own = self.shared.own_volumes().all_of(id);
         // If they cannot be opened, who wakes it hears why.
         if let Ok(OwnVolumes { kept, .. }) = self.open_again(own) {

@@ -74,7 +74,7 @@ pub struct Tracer {
 
 impl Tracer {
     /// With these settings; what becomes of spans is counted there.
-    pub fn new(settings: TraceSettings, counters: TraceCounters) -> Arc<Self> {
+    pub(crate) fn new(settings: TraceSettings, counters: TraceCounters) -> Arc<Self> {
         let queue = Mutex::new(VecDeque::new());
         Arc::new(Self { settings, queue, full: Notify::new(), counters })
     }

@@ -65,7 +65,7 @@ impl Service {
     }
 
     /// Leaves all that are asleep to the next daemon; how many there are.
-    pub fn keep_asleep(&self) -> usize {
+    pub(crate) fn keep_asleep(&self) -> usize {
         let mut kept = self.slots().asleep.close();
         for Sleeper { asleep, execs, .. } in &mut kept {
             // Their processes do not end with this daemon, and nobody is to hear that they have.
