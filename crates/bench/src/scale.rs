@@ -60,7 +60,8 @@ pub struct Growth {
     /// The same of the shortest boots of those groups, which other work on the
     /// machine changes less.
     pub growth_of_shortest: f64,
-    /// Memory of the idle instances, right after the last boot.
+    /// Memory of the idle instances, right after the last boot. Those of more than ten seconds ago have
+    /// given something back.
     pub memory: ScaleMemory,
     /// The same once they have been idle for so long that they have given back what they do not need.
     pub memory_trimmed: ScaleMemory,
@@ -206,7 +207,7 @@ fn boot_to_stay(rig: &Rig, kind: BootKind, request: &[u8]) -> Result<Phases, Ben
         instances.iter().any(|i| i.id == boot.instance && i.connections == 0).then_some(())
     };
     eventually(is_idle).ok_or(BenchError::NoPhase("that it is idle"))?;
-    rig.service.retire(boot.instance);
+    rig.service.hold(boot.instance);
     Ok(boot.phases)
 }
 
