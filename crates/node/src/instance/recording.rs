@@ -13,14 +13,18 @@ use crate::allowance::Allowance;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use thaw_abi::control::FLAG_BY_PAGE;
 use thaw_sandbox::{BootPlan, PopulatePolicy, Recorder, Sandbox, WorkingSet};
 use thaw_store::{ImageId, Store};
 use tokio::task::JoinHandle;
 
-/// How often it is tried to record the working set of a function that takes too long.
+/// How often it is tried at once to record a working set that takes too long.
 const RECORDINGS_TRIED: u32 = 3;
+/// How long until it is tried again after that, first and at most: each try takes a processor for a
+/// second, and most often it is the host that is busy, not the function that touches too much.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+const TRY_AGAIN_MAX: Duration = Duration::from_secs(3600);
 /// Most working sets that are recorded at a time: each takes a processor.
 const RECORDINGS_MAX: usize = 2;
 /// The boot that shows its working set again first, and how many there are from one to the next
@@ -38,6 +42,8 @@ const LOOK_MAX: u32 = 64;
 pub(super) enum WorkingSetState {
     /// The next instance that has served a request shows it.
     Wanted(PopulatePolicy),
+    /// The same, not before this: it has taken too long again and again.
+    WantedLater(PopulatePolicy, Instant),
     /// It is in the plan, which populates by this policy.
     Known(Arc<WorkingSet>, PopulatePolicy),
     /// It is not used, or could not be recorded.
@@ -128,6 +134,14 @@ impl Looks {
         self.gap.store(gap, Ordering::Relaxed);
         self.ahead.store(gap, Ordering::Relaxed);
     }
+}
+
+/// When a working set is wanted again whose recording has taken too long so many times; `None`: of the
+/// next instance.
+fn wanted_again(timed_out: u32, now: Instant) -> Option<Instant> {
+    let doublings = timed_out.checked_sub(RECORDINGS_TRIED)?;
+    let pause = TRY_AGAIN.saturating_mul(1u32.checked_shl(doublings).unwrap_or(u32::MAX));
+    Some(now + pause.min(TRY_AGAIN_MAX))
 }
 
 /// Whether the boot that has so many before it shows its whole working set.
@@ -230,15 +244,17 @@ impl ImageBoots {
     /// Leave to record, if that is wanted of a copy that shows so much.
     fn wants(self: &Arc<Self>, shows: Shows) -> Option<RecordingTurn> {
         let mut state = self.working_set.lock().expect("no holder panics");
+        let now = Instant::now();
         match *state {
-            WorkingSetState::Wanted(policy) => {
+            WorkingSetState::WantedLater(_, at) if at > now => None,
+            WorkingSetState::Wanted(policy) | WorkingSetState::WantedLater(policy, _) => {
                 let turn = RecordingTurn::take(self, Of::First(policy))?;
                 // Only one instance is asked; if it fails, boots go on without.
                 *state = WorkingSetState::Off;
                 Some(turn)
             }
             WorkingSetState::Known(..)
-                if shows != Shows::First && self.recordings.may_renew(Instant::now()) =>
+                if shows != Shows::First && self.recordings.may_renew(now) =>
             {
                 RecordingTurn::take(self, Of::More)
             }
@@ -250,26 +266,37 @@ impl ImageBoots {
     fn record_first(self: &Arc<Self>, recorder: Recorder, plan: &BootPlan, policy: PopulatePolicy) {
         let set = match recorder.record(plan) {
             Ok(set) => set,
-            // Every instance would take as long, unless the host was busy.
-            Err(error)
-                if error.kind() == io::ErrorKind::TimedOut
-                    && self.recordings.timed_out.fetch_add(1, Ordering::Relaxed)
-                        == RECORDINGS_TRIED - 1 =>
-            {
-                let function = self.terms.function.as_str();
-                tracing::warn!(function, "it touches too much memory to record a working set");
-                return;
-            }
             Err(error) => {
                 // The instance may just have ended; the next one will do.
                 tracing::debug!("could not record a working set: {error}");
-                *self.working_set.lock().expect("no holder panics") =
-                    WorkingSetState::Wanted(policy);
+                let is_late = error.kind() == io::ErrorKind::TimedOut;
+                let again = is_late.then(|| self.recording_timed_out()).flatten();
+                *self.working_set.lock().expect("no holder panics") = match again {
+                    Some(at) => WorkingSetState::WantedLater(policy, at),
+                    None => WorkingSetState::Wanted(policy),
+                };
                 return;
             }
         };
         self.adopt_working_set(set, policy);
         self.replenish();
+    }
+
+    /// The working set could not be recorded in time; when it is wanted again, if not of the next instance.
+    fn recording_timed_out(&self) -> Option<Instant> {
+        let timed_out = self.recordings.timed_out.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        let now = Instant::now();
+        let again = wanted_again(timed_out, now)?;
+        if timed_out == RECORDINGS_TRIED {
+            let function = self.terms.function.as_str();
+            let pause_s = (again - now).as_secs();
+            tracing::warn!(
+                function,
+                "recording its working set has taken more than a second {timed_out} times, since the host is busy or \
+                 it touches very much memory: boots go on without one, and it is tried again in {pause_s} s"
+            );
+        }
+        Some(again)
     }
 
     /// Adds to the known working set what another request has touched.
@@ -404,6 +431,18 @@ mod tests {
         let soon = begin + Duration::from_secs_f64(RENEWED_EVERY / 2.0);
         let later = begin + Duration::from_secs_f64(RENEWED_EVERY + 1.0);
         assert!(!recordings.may_renew(soon) && recordings.may_renew(later));
+    }
+
+    #[test]
+    fn a_recording_that_takes_too_long_is_tried_again_ever_more_seldom() {
+        let now = Instant::now();
+        assert!((0..RECORDINGS_TRIED).all(|timed_out| wanted_again(timed_out, now).is_none()));
+        let pause = |timed_out| wanted_again(timed_out, now).expect("a pause") - now;
+        assert_eq!(pause(RECORDINGS_TRIED), TRY_AGAIN);
+        assert_eq!(pause(RECORDINGS_TRIED + 2), 4 * TRY_AGAIN);
+        assert!(
+            [RECORDINGS_TRIED + 7, 100, u32::MAX].into_iter().all(|t| pause(t) == TRY_AGAIN_MAX)
+        );
     }
 
     #[test]

@@ -687,7 +687,9 @@ impl ImageBoots {
         let set = match &*self.working_set.lock().expect("no holder panics") {
             WorkingSetState::Known(set, _) => set.clone(),
             // Nobody has seen it yet. Most of an image is needed by its first request.
-            WorkingSetState::Wanted(_) | WorkingSetState::Unknown => {
+            WorkingSetState::Wanted(_)
+            | WorkingSetState::WantedLater(..)
+            | WorkingSetState::Unknown => {
                 let image = self.image.clone();
                 in_background(move || image.read_ahead(UNKNOWN_MAX).map(drop));
                 return true;
