@@ -53,8 +53,8 @@ fn harmless(message: &str) -> String {
 fn start_logging(verbose: u8) {
     let default = match verbose {
         // What guests send that is no HTTP/2 is none of the operator's.
-        0 => "warn,h2=error,thaw_daemon=info,thaw_e2b=info,thaw_node=info",
-        1 => "info,thaw_daemon=debug,thaw_e2b=debug,thaw_node=debug",
+        0 => "warn,h2=error,thaw_daemon=info,thaw_e2b=info,thaw_http=info,thaw_node=info",
+        1 => "info,thaw_daemon=debug,thaw_e2b=debug,thaw_http=debug,thaw_node=debug",
         _ => "debug",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("THAW_LOG")

@@ -22,7 +22,6 @@ pub mod gateway;
 pub mod health;
 pub mod history;
 pub mod home;
-pub mod http;
 pub mod init;
 pub mod inject;
 pub mod instance;

@@ -12,7 +12,6 @@ const BELOW: &[&str] = &[
     "edge",
     "function.rs",
     "health.rs",
-    "http",
     "inject",
     "instance",
     "logs",

@@ -7,8 +7,6 @@ use super::program::{Program, Stop, TICK};
 use super::{BuildEvent, BuildOptions, OnEvent};
 use crate::beneath;
 use crate::config::{FunctionConfig, Protocol, Train, TrainingRequest};
-use crate::http::call::call;
-use crate::http::message;
 use axum::body::{Bytes, HttpBody};
 use axum::http::header::{CONNECTION, HOST};
 use axum::http::response::Parts;
@@ -23,6 +21,8 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{CAUSE_ASKED, EntryPoint};
+use thaw_http::call::call;
+use thaw_http::message;
 use thaw_sandbox::{Event, connection};
 
 /// How long the program may take to close the connection of an answered request.

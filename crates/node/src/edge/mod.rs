@@ -27,7 +27,6 @@ pub use live_server::LiveServer;
 pub use operators::{Addresses, Operators, Trust};
 pub use rate::take_allowance;
 pub use request_id::RequestId;
-pub(crate) use request_id::TRACEPARENT;
 pub(crate) use routes::{Asked, Target};
 pub(crate) use rules::Policy;
 pub use rules::Rules;

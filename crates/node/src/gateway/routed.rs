@@ -13,8 +13,6 @@ use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionName};
 use crate::edge::{AccessRecord, RequestId};
 use crate::health::Verdict;
-use crate::http::head::HeadError;
-use crate::http::message::{ERROR, REQUEST_ID};
 use crate::service::Service;
 use crate::traces::{Came, RequestTrace};
 use http_body_util::Full;
@@ -29,6 +27,8 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use thaw_http::head::HeadError;
+use thaw_http::message::{ERROR, REQUEST_ID};
 
 /// The body of an answer, and the request that it answers.
 pub(super) struct Answer {

@@ -4,8 +4,6 @@
 
 use super::live::Connector;
 use crate::config::{Liveness, ProbeKind, Protocol};
-use crate::http::call::{CallBody, call};
-use crate::http::message;
 use crate::sandboxes::ports::{PortProblem, PortStream};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -18,6 +16,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use thaw_http::call::{CallBody, call};
+use thaw_http::message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;

@@ -29,7 +29,6 @@ mod schedules;
 mod tests;
 mod writer;
 
-pub use attempts::{ATTEMPT_HEADER, INVOCATION_HEADER};
 pub use cron::Cron;
 pub use ledger::{KEY_MAX, Which};
 pub use record::{

@@ -13,13 +13,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Bytes of a body that an instance may send ahead on a stream, and on all of a connection. Half of the
-/// latter is what h2 allows for frames of less than 256 bytes that nobody has taken yet, each of which
-/// counts with what it lacks: some 16,000 of a byte.
-pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
-pub(crate) const CONNECTION_WINDOW: u32 = 8 << 20;
+/// Bytes of a body that an instance may send ahead on a stream.
+pub const STREAM_WINDOW: u32 = 64 << 10;
+/// The same on all of a connection. Half of it is what h2 allows for frames of less than 256 bytes that
+/// nobody has taken yet, each of which counts with what it lacks: some 16,000 of a byte.
+pub const CONNECTION_WINDOW: u32 = 8 << 20;
 /// Most bytes of all fields of a head or of trailers, 32 for each field included (RFC 9113 §6.5.2).
-pub(crate) const TRAILERS_MAX: u32 = 64 << 10;
+pub const TRAILERS_MAX: u32 = 64 << 10;
 
 /// Bytes of bodies that an instance may send besides.
 const DATA_SLACK: u64 = 1 << 20;
@@ -28,12 +28,13 @@ const FLOODS: &str = "it floods the gateway with frames of HTTP/2";
 const TOO_MUCH: &str = "it sends bodies that nobody has asked for";
 
 /// What a connection has carried.
-pub(crate) struct Meter {
+pub struct Meter {
     frames: Mutex<Frames>,
     /// Bytes that the instance was sent, at least.
     pub written: AtomicU64,
     /// The same, with those that are just being sent.
     pub being_written: AtomicU64,
+    /// Requests that were sent.
     pub requests: AtomicU64,
     /// Bytes of answers that were taken.
     pub taken: AtomicU64,
@@ -46,8 +47,9 @@ pub(crate) struct Meter {
     pub complaint: OnceLock<&'static str>,
 }
 
-impl Meter {
-    pub fn new() -> Self {
+impl Default for Meter {
+    /// That of a new connection.
+    fn default() -> Self {
         Self {
             frames: Mutex::new(Frames::new(Instant::now())),
             written: AtomicU64::new(0),
@@ -59,10 +61,12 @@ impl Meter {
             complaint: OnceLock::new(),
         }
     }
+}
 
+impl Meter {
     /// Of a connection for one request, whose window alone bounds its answer.
     pub fn of_one() -> Self {
-        Self { taken: AtomicU64::new(u64::MAX / 2), ..Self::new() }
+        Self { taken: AtomicU64::new(u64::MAX / 2), ..Self::default() }
     }
 
     /// A request is about to be sent.
@@ -94,6 +98,7 @@ impl Meter {
         self.taken.load(Relaxed) + windows + DATA_SLACK
     }
 
+    /// The error that ends the connection; the first complaint stays.
     pub fn complain(&self, what: &'static str) -> io::Error {
         io::Error::other(*self.complaint.get_or_init(|| what))
     }
@@ -123,9 +128,10 @@ impl Meter {
 
 /// Runs the tasks of a connection until that is cut.
 #[derive(Clone)]
-pub(crate) struct Leash(watch::Receiver<bool>);
+pub struct Leash(watch::Receiver<bool>);
 
 impl Leash {
+    /// Cut when this becomes true, or when nobody can say so any more.
     pub fn new(is_cut: watch::Receiver<bool>) -> Self {
         Self(is_cut)
     }
@@ -144,12 +150,13 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Leash {
 }
 
 /// The gateway's end of a connection.
-pub(crate) struct Wire<S> {
+pub struct Wire<S> {
     stream: S,
     meter: Arc<Meter>,
 }
 
 impl<S> Wire<S> {
+    /// Measures what passes on this stream.
     pub fn new(stream: S, meter: Arc<Meter>) -> Self {
         Self { stream, meter }
     }

@@ -1,10 +1,14 @@
 //! Reads the head of an HTTP/1 request far enough to route it.
 
-use crate::triggers::cloudevents::TYPE as EVENT_TYPE;
-use crate::triggers::{ATTEMPT_HEADER, INVOCATION_HEADER};
 use hyper::http::Method;
 use std::net::IpAddr;
 
+/// Header of an attempt of the node's own queue: the name of the invocation.
+pub const INVOCATION_HEADER: &str = "thaw-invocation-id";
+/// Header of an attempt: its number, from 1 on.
+pub const ATTEMPT_HEADER: &str = "thaw-attempt";
+/// Header of an event's type (CloudEvents).
+pub const EVENT_TYPE: &str = "ce-type";
 /// Largest request head, in bytes.
 pub const HEAD_MAX: usize = 16 * 1024;
 /// What a client sends first that speaks HTTP/2.
@@ -113,7 +117,7 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
 }
 
 /// Whether the head at the begin of `bytes` has a field with this value; `name` in any case.
-pub(crate) fn has_field(bytes: &[u8], name: &str, value: &str) -> bool {
+pub fn has_field(bytes: &[u8], name: &str, value: &str) -> bool {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut request = httparse::Request::new(&mut fields);
     // What cannot be parsed has no fields, and is refused elsewhere.
@@ -215,7 +219,7 @@ pub(crate) fn host_in_authority(authority: &str) -> Option<String> {
 }
 
 /// The part of a host that names a function.
-pub(crate) fn first_label(host: &str) -> &str {
+pub fn first_label(host: &str) -> &str {
     host.split('.').next().unwrap_or_default()
 }
 

@@ -6,7 +6,6 @@
 //! only one reaches an instance.
 
 use super::head::{HeadError, host_in_authority};
-use crate::edge::TRACEPARENT;
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
     TRAILER, TRANSFER_ENCODING, UPGRADE,
@@ -16,12 +15,15 @@ use hyper::http::uri::PathAndQuery;
 use hyper::http::{Method, StatusCode, Uri, Version, response};
 
 /// The id of a request, in the gateway's own answers and in no other.
-pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
 /// Of the gateway's own answers alone: what is wrong, in the word that clients get.
-pub(crate) const ERROR: HeaderName = HeaderName::from_static("thaw-error");
+pub const ERROR: HeaderName = HeaderName::from_static("thaw-error");
 
 /// How the client has spoken to the gateway, for the function.
-pub(crate) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// The header of a trace (W3C Trace Context).
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Fields that describe one hop, whether `Connection` names them or not.
 const HOP_BY_HOP: [HeaderName; 4] = [
@@ -36,7 +38,7 @@ const KEPT: [HeaderName; 5] = [HOST, CONTENT_LENGTH, UPGRADE, FORWARDED_PROTO, T
 
 /// What follows the answer to a request on a connection to an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Afterwards {
+pub enum Afterwards {
     /// Nothing: the instance has been told so.
     Close,
     /// Perhaps another request.
@@ -48,7 +50,7 @@ pub(crate) enum Afterwards {
 ///
 /// # Errors
 /// The request does not say clearly what it is for.
-pub(crate) fn host_of(head: &Parts) -> Result<Option<String>, HeadError> {
+pub fn host_of(head: &Parts) -> Result<Option<String>, HeadError> {
     let mut hosts = head.headers.get_all(HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
@@ -76,7 +78,7 @@ fn authority_of(target: &Uri) -> Option<&str> {
 
 /// Whether the request asks for another protocol on its connection. Another version of HTTP is
 /// none: its requests would pass the gateway unseen.
-pub(crate) fn wants_upgrade(head: &Parts) -> bool {
+pub fn wants_upgrade(head: &Parts) -> bool {
     let mut protocols = head.headers.get_all(UPGRADE).iter().peekable();
     head.version == Version::HTTP_11
         && protocols.peek().is_some()
@@ -98,7 +100,7 @@ fn names_http(value: &HeaderValue) -> bool {
 ///
 /// # Errors
 /// The request can be read in more than one way, or is not for servers.
-pub(crate) fn to_instance(
+pub fn to_instance(
     head: &mut Parts,
     function: &str,
     afterwards: Afterwards,
@@ -172,7 +174,7 @@ pub fn to_http2(head: &mut Parts, function: &str) -> Result<(), HeadError> {
 }
 
 /// Takes out of trailers what says how a message is sent, or which one it is (RFC 9110 §6.5.1).
-pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
+pub fn clean_trailers(trailers: &mut HeaderMap) {
     remove_hop_by_hop(trailers);
     for name in [HOST, CONTENT_LENGTH, TE, UPGRADE, TRAILER, REQUEST_ID, ERROR] {
         trailers.remove(name);
@@ -181,7 +183,7 @@ pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
 
 /// The same for a client's trailers, and takes out what the gateway sets or guards in heads: some
 /// programs make no difference.
-pub(crate) fn clean_request_trailers(trailers: &mut HeaderMap) {
+pub fn clean_request_trailers(trailers: &mut HeaderMap) {
     clean_trailers(trailers);
     let is_guarded = |name: &&HeaderName| {
         let name = name.as_str();
@@ -224,7 +226,7 @@ fn normalise_target(head: &mut Parts, function: &str) {
 }
 
 /// Makes an instance's answer one to a client.
-pub(crate) fn to_client(head: &mut response::Parts) {
+pub fn to_client(head: &mut response::Parts) {
     let has_coding = head.headers.contains_key(TRANSFER_ENCODING);
     remove_hop_by_hop(&mut head.headers);
     if has_coding {
@@ -241,7 +243,7 @@ pub(crate) fn to_client(head: &mut response::Parts) {
 }
 
 /// Whether the instance will take another request on the connection of this answer.
-pub(crate) fn keeps_alive(head: &response::Parts) -> bool {
+pub fn keeps_alive(head: &response::Parts) -> bool {
     match head.version {
         Version::HTTP_11 => !has_option(&head.headers, "close"),
         _ => has_option(&head.headers, "keep-alive"),

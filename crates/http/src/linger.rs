@@ -12,19 +12,19 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// What is thrown away of one connection at most.
-pub(crate) struct Linger {
+pub struct Linger {
     until: Pin<Box<Sleep>>,
     bytes: usize,
 }
 
 impl Linger {
     /// Waits for the client's end from now on, for so long and so many bytes.
-    pub(crate) fn new(time: Duration, bytes: usize) -> Self {
+    pub fn new(time: Duration, bytes: usize) -> Self {
         Self { until: Box::pin(sleep_until(Instant::now() + time)), bytes }
     }
 
     /// Whether the client has ended its side, or has had what it may have.
-    pub(crate) fn poll(
+    pub fn poll(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
         context: &mut Context<'_>,
