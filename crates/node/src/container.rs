@@ -1,12 +1,12 @@
 //! Container images as root file systems of the store.
 
-use crate::home::{Home, HomeError};
-use crate::rootfs::StoredRootfs;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use thaw_home::home::{Home, HomeError};
+use thaw_home::rootfs::StoredRootfs;
 use thaw_oci::{
     FunctionPull, Image, Layout, Limits, OciError, Pull, PullProgress, Pulled, PulledFunction,
     Reference, Registries, Settings, UnpackReport,

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
 use thaw_abi::image::{DEPTH_MAX, Mapping, SOURCE_BLOB, SOURCE_IMAGE, ancestor_depth};
+use thaw_home::rootfs::{self, StoredRootfs};
 use thaw_node::build::open_image;
-use thaw_node::rootfs::{self, StoredRootfs};
 use thaw_sandbox::{
     BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, Kernel,
     MergePolicy, PopulatePolicy, PostCopy, PrefetchLayout, Processes, Sandbox, StartSpec,

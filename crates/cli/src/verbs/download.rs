@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
-use thaw_node::config::ByteSize;
+use thaw_home::config::ByteSize;
 use thaw_node::container::{ImageProgress, StoredImage};
 use thaw_oci::{Limits, UnpackReport};
 

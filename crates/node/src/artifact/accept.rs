@@ -2,9 +2,9 @@
 //! whoever pulls it decides.
 
 use super::pull::PullOptions;
-use crate::config::{Sharing, TrainingRequest};
-use crate::function::StoredFunction;
 use std::path::PathBuf;
+use thaw_home::config::{Sharing, TrainingRequest};
+use thaw_home::function::StoredFunction;
 use thaw_oci::Offer;
 
 /// Longest name or value of a variable (`MAX_ARG_STRLEN`, linux/binfmts.h).
@@ -31,7 +31,7 @@ pub(super) fn accept(offer: &Offer<'_>, options: &PullOptions) -> Result<Accepte
     let config = &mut function.config;
     if let Some(name) = &options.name {
         let chosen = name.as_str().parse();
-        config.name = chosen.map_err(|error: crate::config::NameError| error.to_string())?;
+        config.name = chosen.map_err(|error: thaw_home::config::NameError| error.to_string())?;
     }
     // Another tenant's name must not make it that tenant's.
     let private = std::mem::take(&mut config.sharing).private;

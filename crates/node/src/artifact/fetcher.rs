@@ -7,12 +7,12 @@
 //! which wait for that for [`QUESTION_MAX`] at most.
 
 use super::written::{Written, WrittenError};
-use crate::partial::{Question, RECORD_HASH, Reply, Rows, read_question, write_reply};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use thaw_home::partial::{Question, RECORD_HASH, Reply, Rows, read_question, write_reply};
 use thaw_oci::artifact::Section;
 use thaw_oci::{PieceName, RemoteFunction};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -526,10 +526,10 @@ pub const SECTIONS: [Section; 2] = [Section::Image, Section::Files];
 mod tests {
     use super::super::written::tests::function;
     use super::*;
-    use crate::partial::parts;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use std::io::{Read, Write};
     use std::path::Path;
+    use thaw_home::partial::parts;
     use thaw_oci::artifact::FunctionDocument;
     use thaw_oci::{Limits, Pull, Registries};
 

@@ -11,14 +11,7 @@ use super::pull::{
 };
 use super::written::Written;
 use crate::build::BuildError;
-use crate::config::{DomainName, QUOTAS_FILE, Quotas};
 use crate::container::ImageProgress;
-use crate::function::{Origin, StoredFunction};
-use crate::home::Home;
-use crate::partial::{
-    PartialFunction, PartialRecord, PieceSource, Rows, hash_of_run, is_partial, length_of, parts,
-};
-use crate::tenants::check_partial;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -27,6 +20,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_home::config::{DomainName, QUOTAS_FILE, Quotas};
+use thaw_home::function::{Origin, StoredFunction};
+use thaw_home::home::Home;
+use thaw_home::partial::{
+    PartialFunction, PartialRecord, PieceSource, Rows, hash_of_run, is_partial, length_of, parts,
+};
+use thaw_home::tenants::check_partial;
 use thaw_oci::artifact::{FunctionDocument, Section, unpacked, unpacked_run};
 use thaw_oci::{
     Limits, Offer, PieceName, Pull, PullProgress, PulledFunction, Reference, Registries,

@@ -20,8 +20,8 @@ pub use push::{Pushed, push};
 
 use crate::build::{BuildError, FreezeFailure};
 use crate::container::ContainerError;
-use crate::function::FunctionError;
-use crate::home::HomeError;
+use thaw_home::function::FunctionError;
+use thaw_home::home::HomeError;
 use thaw_oci::OciError;
 use thaw_sandbox::{ImageError, KernelError, PlanError};
 use thaw_store::StoreError;

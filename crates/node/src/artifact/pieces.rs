@@ -2,13 +2,13 @@
 //! domain: who shares no files shares no pieces, and learns by no pull what others have pulled.
 
 use super::ArtifactError;
-use crate::config::DomainName;
-use crate::home::Home;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
+use thaw_home::config::DomainName;
+use thaw_home::home::Home;
 use thaw_store::StoreError;
 
 /// Bytes that are kept for each domain when a pull has ended.

@@ -1,8 +1,6 @@
 //! The directory of a partial function, as whoever fetches it has it.
 
 use super::ArtifactError;
-use crate::home::Home;
-use crate::partial::parts;
 use rustix::net::{SocketAddrUnix, bind, listen};
 use std::fs::{self, File};
 use std::io;
@@ -11,10 +9,12 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_home::home::Home;
+use thaw_home::partial::parts;
 use thaw_store::StoreError;
 
 /// How long a lock may be held by somebody who only looks whether it is
-/// ([`is_being_fetched`](crate::partial::is_being_fetched)), or by a fetcher that is just ending.
+/// ([`is_being_fetched`](thaw_home::partial::is_being_fetched)), or by a fetcher that is just ending.
 const LOOKED_AT: Duration = Duration::from_secs(2);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;

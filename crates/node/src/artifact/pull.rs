@@ -8,11 +8,11 @@ use super::receive::{self, ReceivedFiles};
 use crate::build::{
     BuildEvent, BuildOptions, freeze_pulled, open_image_of_any_build, store_pulled,
 };
-use crate::config::DomainName;
 use crate::container::{self, Fetched, ImageProgress, StoredImage};
-use crate::function::{BuiltFunction, FunctionError, Origin, StoredFunction};
-use crate::home::Home;
-use crate::rootfs::StoredRootfs;
+use thaw_home::config::DomainName;
+use thaw_home::function::{BuiltFunction, FunctionError, Origin, StoredFunction};
+use thaw_home::home::Home;
+use thaw_home::rootfs::StoredRootfs;
 use thaw_oci::artifact::Section;
 use thaw_oci::{FunctionPull, Limits, Offer, PulledFunction, Reference, UnpackReport};
 use thaw_sandbox::{Kernel, WeakLimits, WorkingSet, missing_here};
@@ -209,7 +209,7 @@ fn facts(store: &Store, offer: &Offer<'_>) -> Facts {
 }
 
 pub(super) fn known_kernel(store: &Store, id: KernelId) -> KnownKernel {
-    if crate::debug::kernel().is_ok_and(|present| present.build_id() == id.0) {
+    if thaw_home::debug::kernel().is_ok_and(|present| present.build_id() == id.0) {
         return KnownKernel::Usable;
     }
     match store.kernel(id) {

@@ -3,12 +3,12 @@
 use super::ArtifactError;
 use super::accept::has_files;
 use super::run::run_of;
-use crate::config::RuntimeConfig;
-use crate::function::{BuiltFunction, StoredFunction};
-use crate::home::Home;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::PathBuf;
+use thaw_home::config::RuntimeConfig;
+use thaw_home::function::{BuiltFunction, StoredFunction};
+use thaw_home::home::Home;
 use thaw_oci::artifact::{
     Cutter, DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun, PIECE_MAX,
     PieceTable, Section,

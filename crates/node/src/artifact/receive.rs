@@ -2,10 +2,10 @@
 //! what is refused leaves nothing in the store.
 
 use super::ArtifactError;
-use crate::config::FunctionConfig;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
+use thaw_home::config::FunctionConfig;
 use thaw_oci::PulledFunction;
 use thaw_oci::artifact::{Naming, PIECE_MAX, PieceReader, Section};
 use thaw_sandbox::{Image, Kernel};

@@ -1,12 +1,12 @@
 //! What a function can be booted with before the rest of it is there.
 
 use super::ArtifactError;
-use crate::function::BuiltFunction;
-use crate::instance::stored_working_set;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::FileExt;
+use thaw_home::function::BuiltFunction;
+use thaw_home::working_set::stored_working_set;
 use thaw_oci::artifact::{RUN_MAX, RunPart};
 use thaw_sandbox::{Image, WorkingSet, run_layout};
 use thaw_store::{OpenIndex, Store, StoreError};

@@ -1,6 +1,5 @@
 //! Pieces that were fetched, and what is written of them for sandboxes that wait.
 
-use crate::partial::{Rows, parts};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -8,6 +7,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use thaw_home::partial::{Rows, parts};
 use thaw_oci::artifact::{Naming, NamingRun, unpacked};
 use thaw_oci::{PieceName, check_piece, has_piece};
 use thaw_sandbox::{MovedFile, Segment};

@@ -11,8 +11,6 @@ use super::output::{Flow, Output};
 use super::program::{TICK, TICK_IN_A_FLOOD, start_parent};
 use super::{BuildEvent, BuildOptions, OnEvent, Trust};
 use crate::DEFAULT_PATH;
-use crate::config::{BuildConfig, Egress, EgressRule, FunctionConfig};
-use crate::home::Home;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -23,6 +21,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_home::config::{BuildConfig, Egress, EgressRule, FunctionConfig};
+use thaw_home::home::Home;
 use thaw_sandbox::{
     BoundAccess, BoundDirectory, EgressEvents, Event, FileRights, GuestExit, HostDirectory,
     HostPolicy, Mount, MountKind, Rootfs, Sandbox, StartSpec,
@@ -185,7 +185,7 @@ impl Commands<'_> {
             memory_limit: settings.memory.bytes(),
             process_limit: BUILD_PROCESSES,
             cpu_time_limit: None,
-            flags: crate::debug::flags(),
+            flags: thaw_home::debug::flags(),
             rootfs: self.rootfs(task)?,
             egress: egress.clone(),
             mounts: self.mounts(task)?,

@@ -1,8 +1,8 @@
 //! The environment that a container of Google's Cloud Run has, so that what runs there runs
 //! here ("Container runtime contract", "Environment variables for services").
 
-use crate::config::FunctionConfig;
 use std::collections::BTreeMap;
+use thaw_home::config::FunctionConfig;
 use thaw_store::IndexId;
 
 /// Hexadecimal digits of what tells revisions apart.

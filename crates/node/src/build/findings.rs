@@ -2,115 +2,85 @@
 //! cause and the way out.
 
 use super::template::{BOOTSTRAP_NAME, file_name};
-use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use thaw_abi::control::{Address, Losses, Written};
+use thaw_home::function::{Finding, FindingKind};
 use thaw_sandbox::WrittenFiles;
 
 /// Where the sources have a helper for each language.
 const HELPERS: &str = "sdk/entrypoint";
 
-/// Something that copies will not like.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finding {
-    /// What it is about.
-    pub kind: FindingKind,
-    /// A sentence for people.
-    pub text: String,
+/// Of connections that copies will find reset, and of sockets of datagrams that will have
+/// another port. It is what the sandbox says.
+pub(super) fn of_losses(losses: &Losses) -> Vec<Finding> {
+    let found = [of_streams(losses), of_datagrams(losses)];
+    let finding = |text| Finding { kind: FindingKind::Connection, text };
+    found.into_iter().flatten().map(finding).collect()
 }
 
-/// What a finding is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FindingKind {
-    /// A connection to the outside that was open at the freeze.
-    Connection,
-    /// A generator of random numbers that draws the same in all copies.
-    Generator,
-    /// Files that were written outside of volumes.
-    File,
-    /// Times that were read before the freeze and are kept.
-    Time,
+/// Of files that live and die with a copy, if there are any. It is what the sandbox says.
+pub(super) fn of_written(written: &WrittenFiles) -> Option<Finding> {
+    let written = &without_bootstrap(written)?;
+    let Written { files, directories, is_partial, .. } = written.numbers;
+    let count = |count, one: &str, many: &str| match count {
+        0 => None,
+        1 => Some(format!("a {one}")),
+        _ => Some(format!("{count} {many}")),
+    };
+    let files = count(files, "file", "files");
+    let directories = count(directories, "new empty directory", "new empty directories");
+    let what = [files, directories].into_iter().flatten().collect::<Vec<_>>().join(" and ");
+    let paths = written.paths.join(", ");
+    let all = u64::from(written.numbers.files) + u64::from(written.numbers.directories);
+    let more = match (all > written.paths.len() as u64, is_partial) {
+        (false, 0) => "",
+        _ => " and more",
+    };
+    let text = format!(
+        "before it was frozen, the program wrote {what} outside of volumes ({paths}{more}): each copy begins with \
+         that, and what it writes there ends with it; files to be kept belong into one of \
+         `[[volumes]]` (docs/volumes.md)"
+    );
+    Some(Finding { kind: FindingKind::File, text })
 }
 
-impl Finding {
-    /// Of connections that copies will find reset, and of sockets of datagrams that will have
-    /// another port. It is what the sandbox says.
-    pub(super) fn of_losses(losses: &Losses) -> Vec<Self> {
-        let found = [of_streams(losses), of_datagrams(losses)];
-        let finding = |text| Self { kind: FindingKind::Connection, text };
-        found.into_iter().flatten().map(finding).collect()
-    }
+/// Of generators that drew the same in two copies.
+pub(super) fn of_generators(names: &[String], way_out: &str) -> Finding {
+    let names = names.join(", ");
+    let text = format!(
+        "two copies drew the same numbers from {names}, seeded before the freeze: {} \
+         (docs/uniqueness.md)",
+        helpers_here(way_out)
+    );
+    Finding { kind: FindingKind::Generator, text }
+}
 
-    /// Of files that live and die with a copy, if there are any. It is what the sandbox says.
-    pub(super) fn of_written(written: &WrittenFiles) -> Option<Self> {
-        let written = &without_bootstrap(written)?;
-        let Written { files, directories, is_partial, .. } = written.numbers;
-        let count = |count, one: &str, many: &str| match count {
-            0 => None,
-            1 => Some(format!("a {one}")),
-            _ => Some(format!("{count} {many}")),
-        };
-        let files = count(files, "file", "files");
-        let directories = count(directories, "new empty directory", "new empty directories");
-        let what = [files, directories].into_iter().flatten().collect::<Vec<_>>().join(" and ");
-        let paths = written.paths.join(", ");
-        let all = u64::from(written.numbers.files) + u64::from(written.numbers.directories);
-        let more = match (all > written.paths.len() as u64, is_partial) {
-            (false, 0) => "",
-            _ => " and more",
-        };
-        let text = format!(
-            "before it was frozen, the program wrote {what} outside of volumes ({paths}{more}): each copy begins with \
-             that, and what it writes there ends with it; files to be kept belong into one of \
-             `[[volumes]]` (docs/volumes.md)"
-        );
-        Some(Self { kind: FindingKind::File, text })
-    }
+/// Of generators that code in Go draws from, with the functions that do.
+pub(super) fn of_go(functions: &[String]) -> Finding {
+    let draw = if functions.len() == 1 { "draws" } else { "draw" };
+    let functions = functions.join(", ");
+    let text = format!(
+        "{functions} {draw} from math/rand, which Go seeds when the program starts, so that all \
+         copies draw the same numbers: draw from crypto/rand, or from Source of \
+         sdk/entrypoint/thaw.go (docs/uniqueness.md)"
+    );
+    let text = helpers_here(&text);
+    Finding { kind: FindingKind::Generator, text }
+}
 
-    /// Of generators that drew the same in two copies.
-    pub(super) fn of_generators(names: &[String], way_out: &str) -> Self {
-        let names = names.join(", ");
-        let text = format!(
-            "two copies drew the same numbers from {names}, seeded before the freeze: {} \
-             (docs/uniqueness.md)",
-            helpers_here(way_out)
-        );
-        Self { kind: FindingKind::Generator, text }
-    }
-
-    /// Of generators that code in Go draws from, with the functions that do.
-    pub(super) fn of_go(functions: &[String]) -> Self {
-        let draw = if functions.len() == 1 { "draws" } else { "draw" };
-        let functions = functions.join(", ");
-        let text = format!(
-            "{functions} {draw} from math/rand, which Go seeds when the program starts, so that all \
-             copies draw the same numbers: draw from crypto/rand, or from Source of \
-             sdk/entrypoint/thaw.go (docs/uniqueness.md)"
-        );
-        let text = helpers_here(&text);
-        Self { kind: FindingKind::Generator, text }
-    }
-
-    /// Of variables that have the same time in two copies.
-    pub(super) fn of_times(names: &[String]) -> Self {
-        let (keep, they) = match names.len() {
-            1 => ("keeps a time that was", "it"),
-            _ => ("keep times that were", "them"),
-        };
-        let names = names.join(", ");
-        let text = format!(
-            "{names} {keep} read before the freeze, and every copy finds {they} there: read the \
-             clock where a request begins (docs/uniqueness.md)"
-        );
-        Self { kind: FindingKind::Time, text }
-    }
-
-    /// Whether a later freeze of the same program has it, too, without looking again.
-    pub(super) fn is_of_program(&self) -> bool {
-        matches!(self.kind, FindingKind::Generator | FindingKind::Time)
-    }
+/// Of variables that have the same time in two copies.
+pub(super) fn of_times(names: &[String]) -> Finding {
+    let (keep, they) = match names.len() {
+        1 => ("keeps a time that was", "it"),
+        _ => ("keep times that were", "them"),
+    };
+    let names = names.join(", ");
+    let text = format!(
+        "{names} {keep} read before the freeze, and every copy finds {they} there: read the \
+         clock where a request begins (docs/uniqueness.md)"
+    );
+    Finding { kind: FindingKind::Time, text }
 }
 
 /// What the program itself has written: what is left of the bootstrap of a runtime template is
@@ -189,7 +159,7 @@ mod tests {
         let mut peer = Address { bytes: [0; 16], family: 2, port: 5432, reserved: 0 };
         peer.bytes[..4].copy_from_slice(&[10, 0, 0, 7]);
         let text = |connections, datagrams, peer| {
-            let found = Finding::of_losses(&Losses { connections, datagrams, peer });
+            let found = of_losses(&Losses { connections, datagrams, peer });
             found.into_iter().map(|finding| finding.text).collect::<Vec<_>>()
         };
         let one = text(1, 0, peer);
@@ -214,7 +184,7 @@ mod tests {
         let text = |files, directories, paths: &[&str]| {
             let numbers = Written { files, directories, ..Written::default() };
             let paths = paths.iter().map(|&path| path.to_owned()).collect();
-            Finding::of_written(&WrittenFiles { numbers, paths }).map(|found| found.text)
+            of_written(&WrittenFiles { numbers, paths }).map(|found| found.text)
         };
         assert_eq!(text(1, 0, &["/tmp/.thaw-template.js"]), None);
         let besides = text(2, 0, &["/.thaw-template.js", "/app/a.db"]).unwrap();
@@ -239,7 +209,7 @@ mod tests {
         let found = helpers_beside(&sources.join("target/debug/thaw"));
         assert_eq!(found, Some(sources.join("sdk/entrypoint")));
         // As this test itself is there.
-        let text = Finding::of_go(&["main.f".to_owned()]).text;
+        let text = of_go(&["main.f".to_owned()]).text;
         assert!(text.contains(&format!("{}/thaw.go ", found.unwrap().display())), "{text}");
     }
 }

@@ -1,18 +1,19 @@
 //! The second stage of a build: running the program to its entry point and
 //! writing the image.
 
-use super::findings::Finding;
+use super::findings::{of_losses, of_written};
 use super::program::{Awaited, Program};
 use super::train::{Course, Training};
 use super::{BuildError, BuildEvent, BuildOptions, OnEvent, Way};
-use crate::config::{ByteSize, FreezeAt};
-use crate::function::{BuiltFunction, StoredFunction};
-use crate::rootfs::StoredRootfs;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::Ancestor;
+use thaw_home::config::{ByteSize, FreezeAt};
+use thaw_home::function::Finding;
+use thaw_home::function::{BuiltFunction, StoredFunction};
+use thaw_home::rootfs::StoredRootfs;
 use thaw_sandbox::{
     AncestorFile, BootError, Fit, FreezeBase, FreezeError, FreezeReport, FreezeSpec, Image,
     ImageError, KernelError, MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
@@ -134,7 +135,7 @@ pub enum FreezeFailure {
     },
     /// One of its volumes cannot be used.
     #[error(transparent)]
-    Volume(#[from] crate::volumes::VolumeError),
+    Volume(#[from] thaw_home::volumes::VolumeError),
     /// Nobody knows where its volumes are.
     #[error("the function has volumes, which are not used here; build it with `thaw build`")]
     NoVolumes,
@@ -215,8 +216,8 @@ pub(super) fn freeze(
         Ok(done) => done,
         Err(stop) => return Err(program.fail(stop, on_event)),
     };
-    let losses = program.losses().map(Finding::of_losses).unwrap_or_default();
-    let written = program.written().and_then(Finding::of_written);
+    let losses = program.losses().map(of_losses).unwrap_or_default();
+    let written = program.written().and_then(of_written);
     let findings = losses.into_iter().chain(written).collect();
     let (sandbox, _parent) = program.into_sandbox(on_event);
 
@@ -299,7 +300,7 @@ fn check_fit(image: &Image, rootfs: &StoredRootfs) -> Result<(), ImageError> {
 /// The store is full, or it is an older build, which the store has lost.
 pub(crate) fn store_kernel(session: &mut Session, build: [u8; 32]) -> Result<KernelId, StoreError> {
     let id = KernelId(build);
-    match crate::debug::kernel() {
+    match thaw_home::debug::kernel() {
         // Written again where it is damaged.
         Ok(present) if present.build_id() == build => session.put_kernel(present.elf()),
         _ => session.kernel(id).map(|_| id),
@@ -380,7 +381,7 @@ pub fn open_image(
     rootfs: &StoredRootfs,
 ) -> Result<Image, FreezeFailure> {
     let image = open_image_of_any_build(store, id, rootfs)?;
-    let present = crate::debug::kernel()?.build_id();
+    let present = thaw_home::debug::kernel()?.build_id();
     match image.header().kernel_build == present {
         true => Ok(image),
         false => Err(ImageError::OtherKernel.into()),

@@ -1,12 +1,12 @@
 //! What of a function's directory is left out: by its `.thawignore`, and what looks like
 //! secrets.
 
-use crate::beneath;
 use ::ignore::Match;
 use ::ignore::gitignore::{Gitignore, GitignoreBuilder};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use thaw_home::beneath;
 use thaw_store::import::LeaveOut;
 
 /// Name of the file in a function's directory.

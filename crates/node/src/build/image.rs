@@ -1,14 +1,14 @@
 //! Functions whose files are those of a container image, which says how its program is run, too.
 
-use crate::config::{EntryKind, FunctionConfig, UnknownSignal};
 use crate::container::{self, ContainerError, StoredImage};
-use crate::rootfs::StoredRootfs;
 use std::num::NonZeroU16;
+use thaw_home::config::{EntryKind, FunctionConfig, UnknownSignal};
+use thaw_home::rootfs::StoredRootfs;
 use thaw_oci::{Limits, OciError, Reference};
 use thaw_store::{IndexId, Store, StoreError};
 
 use super::{BuildEvent, OnEvent, Trust};
-use crate::home::Home;
+use thaw_home::home::Home;
 
 /// Why a function cannot be made of an image.
 #[derive(Debug, thiserror::Error)]

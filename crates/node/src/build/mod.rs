@@ -26,7 +26,6 @@ mod template;
 mod train;
 
 pub use command::CommandFailure;
-pub use findings::{Finding, FindingKind};
 pub(crate) use freeze::open_image_file;
 pub use freeze::{FreezeFailure, Frozen};
 pub(crate) use freeze::{about, freeze_instance, store_kernel};
@@ -39,19 +38,19 @@ pub(crate) use packages::dependencies;
 pub use program::Awaited;
 pub use train::Training;
 
-use crate::config::{
-    BaselineError, CONFIG_FILE, ConfigError, CpuBaseline, DomainName, FunctionConfig, QUOTAS_FILE,
-    Quotas, QuotasError,
-};
-use crate::function::{BuiltFunction, FunctionError, StoredFunction};
-use crate::home::{Home, HomeError};
-use crate::tenants::{Planned, StoreQuotaError, check_store};
-use crate::volumes::VolumeStore;
 use import::Imported;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use template::{Files, Template};
+use thaw_home::config::{
+    BaselineError, CONFIG_FILE, ConfigError, CpuBaseline, DomainName, FunctionConfig, QUOTAS_FILE,
+    Quotas, QuotasError,
+};
+use thaw_home::function::{BuiltFunction, FunctionError, StoredFunction};
+use thaw_home::home::{Home, HomeError};
+use thaw_home::tenants::{Planned, StoreQuotaError, check_store};
+use thaw_home::volumes::VolumeStore;
 use thaw_sandbox::{CoreGroup, MergePolicy, WeakLimits};
 use thaw_store::{
     Activation, FunctionRecord, FunctionVersion, ImageId, IndexId, Name, NewFunction, Session,

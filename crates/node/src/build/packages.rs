@@ -5,12 +5,12 @@ use super::command::{Commands, Task};
 use super::import::ImportFailure;
 use super::locked::{LOCK_MAX, LockFile, Locked, PYPI_DESTINATIONS};
 use super::{BuildEvent, Trust, poetry};
-use crate::beneath;
-use crate::config::{EgressRule, RuntimeConfig};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use thaw_home::beneath;
+use thaw_home::config::{EgressRule, RuntimeConfig};
 use thaw_sandbox::BoundAccess;
 use thaw_store::collect::{Question, ask_on_host};
 

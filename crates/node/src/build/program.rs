@@ -7,9 +7,6 @@ use super::freeze::FreezeFailure;
 use super::output::{Flow, Output};
 use super::template::Template;
 use super::{BuildEvent, BuildOptions, OnEvent};
-use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig};
-use crate::function::StoredFunction;
-use crate::rootfs::StoredRootfs;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,6 +16,9 @@ use std::time::{Duration, Instant};
 use thaw_abi::control::{
     EntryPoint, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, FLAG_START_PATH, Losses,
 };
+use thaw_home::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig};
+use thaw_home::function::StoredFunction;
+use thaw_home::rootfs::StoredRootfs;
 use thaw_sandbox::{
     BootFlags, Console, ConsoleOutput, Event, GuestExit, LimitReached, Mount, MountKind, Sandbox,
     StartSpec, WeakLimits, WrittenFiles, ZygoteConfig, ZygoteParent,
@@ -202,7 +202,7 @@ impl Program {
                 | config.entry_flags()
                 | config.entry.freeze.flags()
                 | function.cpu_baseline.flags()
-                | crate::debug::flags(),
+                | thaw_home::debug::flags(),
             rootfs: rootfs.rootfs(),
             egress: config.egress.policy(),
             mounts: mounts.collect(),
@@ -373,7 +373,7 @@ pub(super) fn start_parent(
     weak_limits: WeakLimits,
 ) -> Result<ZygoteParent, FreezeFailure> {
     let mut console = File::from(console);
-    let console = Console::lines(crate::debug::console_rate(), move |output| {
+    let console = Console::lines(thaw_home::debug::console_rate(), move |output| {
         // Nobody reads any more when the build has ended.
         let _ = match output {
             ConsoleOutput::Line { text, .. } => writeln!(console, "{text}"),
@@ -381,7 +381,7 @@ pub(super) fn start_parent(
         };
     })?;
     let config =
-        ZygoteConfig { weak_limits, ..ZygoteConfig::for_few(crate::debug::kernel()?, console) };
+        ZygoteConfig { weak_limits, ..ZygoteConfig::for_few(thaw_home::debug::kernel()?, console) };
     Ok(ZygoteParent::start(config)?)
 }
 

@@ -5,8 +5,6 @@
 use super::freeze::FreezeFailure;
 use super::program::{Program, Stop, TICK};
 use super::{BuildEvent, BuildOptions, OnEvent};
-use crate::beneath;
-use crate::config::{FunctionConfig, Protocol, Train, TrainingRequest};
 use axum::body::{Bytes, HttpBody};
 use axum::http::header::{CONNECTION, HOST};
 use axum::http::response::Parts;
@@ -21,6 +19,8 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{CAUSE_ASKED, EntryPoint};
+use thaw_home::beneath;
+use thaw_home::config::{FunctionConfig, Protocol, Train, TrainingRequest};
 use thaw_http::call::call;
 use thaw_http::message;
 use thaw_sandbox::{Event, connection};

@@ -2,12 +2,12 @@
 
 use super::{Build, Catalog};
 use crate::build::{self, BuildError, BuildOptions};
-use crate::config::FunctionName;
 use crate::service::Service;
 use std::collections::BTreeSet;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_home::config::FunctionName;
 use tokio::task::JoinSet;
 
 /// How often the age of images is looked at.

@@ -31,7 +31,6 @@ pub(crate) use routes::{Asked, Target};
 pub(crate) use rules::Policy;
 pub use rules::Rules;
 
-use crate::config::FunctionName;
 use crate::logs::AccessFile;
 use access::Format;
 use file::Stamp;
@@ -43,6 +42,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
+use thaw_home::config::FunctionName;
 
 /// What the gateway goes by. Locks are held for a few instructions each, and none is taken
 /// while another is held.

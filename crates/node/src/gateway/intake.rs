@@ -5,7 +5,6 @@ use super::client::RoutedClient;
 use super::refusal::{Audience, Refusal};
 use super::report;
 use super::routed::{AnswerBody, too_large};
-use crate::config::FunctionConfig;
 use crate::edge::RequestId;
 use crate::service::Service;
 use crate::traces::Producing;
@@ -25,6 +24,7 @@ use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 use std::time::Duration;
+use thaw_home::config::FunctionConfig;
 use thaw_http::head::{ATTEMPT_HEADER, HeadError, INVOCATION_HEADER};
 use tokio::time::{Instant, timeout_at};
 

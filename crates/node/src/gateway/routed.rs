@@ -9,8 +9,6 @@ use super::passing::{self, Admittance, Passed, Way};
 use super::refusal::{Audience, Refusal};
 use super::report::{self, Account};
 use super::stdin::{self, OutputBody};
-use crate::clock::monotonic_ns;
-use crate::config::{EntryKind, FunctionName};
 use crate::edge::{AccessRecord, RequestId};
 use crate::health::Verdict;
 use crate::service::Service;
@@ -27,6 +25,8 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::{EntryKind, FunctionName};
 use thaw_http::head::HeadError;
 use thaw_http::message::{ERROR, REQUEST_ID};
 

@@ -1,13 +1,13 @@
 //! Looking at a directory: its names, and small files of it.
 
 use super::InitError;
-use crate::beneath;
 use regex::Regex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use thaw_home::beneath;
 
 /// Most bytes of a file that is read.
 const FILE_MAX: u64 = 1 << 20;

@@ -20,13 +20,13 @@ mod toml_text;
 
 pub use starter::{Starter, make_starter};
 
-use crate::config::{CONFIG_FILE, ConfigError, FunctionConfig, FunctionName, NameError};
 use look::Look;
 use serde::Serialize;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use thaw_home::config::{CONFIG_FILE, ConfigError, FunctionConfig, FunctionName, NameError};
 
 /// The port of a function whose program does not say another one.
 const PORT_DEFAULT: u16 = 8080;

@@ -1,9 +1,9 @@
 //! What is found in directories of each kind.
 
 use super::*;
-use crate::config::{FileEntry, RuntimeKind};
 use std::fs;
 use tempfile::TempDir;
+use thaw_home::config::{FileEntry, RuntimeKind};
 
 /// A directory `shop` with these files.
 fn directory(files: &[(&str, &str)]) -> (TempDir, PathBuf) {

@@ -9,7 +9,6 @@
 //! constraints, RFC 5280 §4.2.1.10): a program that trusts it trusts the node with no other host. A
 //! function with `egress.authority` has one that is good for all.
 
-use crate::home::{Home, HomeError};
 use rcgen::{
     BasicConstraints, CertificateParams, CidrSubnet, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -25,6 +24,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
+use thaw_home::home::{Home, HomeError};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How long the authority's certificate is good for, which is in images.

@@ -6,8 +6,6 @@
 use super::authority::{Authority, LEAF_LIFE};
 use super::client::serve;
 use super::roots;
-use crate::config::{FunctionConfig, FunctionName, Inject};
-use crate::secrets::{SecretError, SecretSource, SecretStore};
 use rustix::process::{Resource, getrlimit};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache};
 use rustls::sign::CertifiedKey;
@@ -17,6 +15,8 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use thaw_home::config::{FunctionConfig, FunctionName, Inject};
+use thaw_home::secrets::{SecretError, SecretSource, SecretStore};
 use thaw_sandbox::{Intercepted, Interceptor, NotTaken};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::OnceCell;

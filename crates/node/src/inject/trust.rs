@@ -2,10 +2,10 @@
 //! files before the program is started, since a frozen program may have read its roots already.
 
 use super::authority::{Authority, AuthorityError};
-use crate::config::{FunctionConfig, Inject};
-use crate::home::Home;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use thaw_home::config::{FunctionConfig, Inject};
+use thaw_home::home::Home;
 use thaw_store::index::{Attributes, Content, Node, TreeError};
 use thaw_store::{Domain, Session, StoreError, Tree};
 

@@ -5,7 +5,7 @@ use super::launch::{Client, Launcher, WakeError};
 use super::sandboxed::{Decrypted, ImageBoots};
 use crate::asleep::{AsleepImage, NewAsleep};
 use crate::build::open_ancestor;
-use crate::tenants::{AsleepBytes, check_file};
+use crate::tenants::AsleepBytes;
 use std::fs::File;
 use std::sync::Arc;
 use thaw_abi::control::EntryPoint;
@@ -48,7 +48,8 @@ impl ImageBoots {
         }
         // Nobody else finds room meanwhile that is there once.
         let _turn = self.store.counting_turn().map_err(|error| error.to_string())?;
-        check_file(&self.store, tenant, "this sleeping instance", bytes)
+        tenant
+            .check_file(&self.store, "this sleeping instance", bytes)
             .map_err(|error| error.to_string())?;
         Ok(tenant.count_asleep(bytes))
     }

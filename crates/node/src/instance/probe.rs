@@ -3,7 +3,6 @@
 //! The sandbox is hostile: it may answer never, byte by byte, or without an end.
 
 use super::live::Connector;
-use crate::config::{Liveness, ProbeKind, Protocol};
 use crate::sandboxes::ports::{PortProblem, PortStream};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -16,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use thaw_home::config::{Liveness, ProbeKind, Protocol};
 use thaw_http::call::{CallBody, call};
 use thaw_http::message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};

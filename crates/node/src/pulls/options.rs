@@ -14,7 +14,9 @@ pub fn options_of(new: &NewPull) -> Result<(thaw_oci::Reference, PullOptions), P
     let options = PullOptions {
         name: name.map_err(|error| wrong(error.to_string()))?,
         domain: domain.map_err(
-            |error: <crate::config::DomainName as std::str::FromStr>::Err| wrong(error.to_string()),
+            |error: <thaw_home::config::DomainName as std::str::FromStr>::Err| {
+                wrong(error.to_string())
+            },
         )?,
         refreeze: Refreeze::Never,
         allow_egress: new.allow_egress,

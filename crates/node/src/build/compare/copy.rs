@@ -2,14 +2,14 @@
 
 use super::super::program::start_parent;
 use super::super::{BuildOptions, FreezeFailure};
-use crate::config::Egress;
-use crate::function::StoredFunction;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, read};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
+use thaw_home::config::Egress;
+use thaw_home::function::StoredFunction;
 use thaw_sandbox::{BootPlan, Event, Sandbox, ThawOptions};
 
 /// Names, and the value of each.
@@ -59,7 +59,7 @@ pub(super) fn ask(
         streams: Some([writer.as_fd(), writer.as_fd()]),
         limits: config.limits.of_an_instance(),
         cpu_time_limit: Some(CPU_TIME),
-        flags: crate::debug::flags() | config.entry_flags(),
+        flags: thaw_home::debug::flags() | config.entry_flags(),
         hostname: "",
         secrets: None,
         volumes: &[],

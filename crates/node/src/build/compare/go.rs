@@ -5,17 +5,18 @@
 //! even when it is stripped (`pcHeader`, `functab` and `_func` of `runtime/symtab.go`; Go 1.18
 //! and later). Calls are found in the machine code of those that are not Go's own library.
 
-use super::super::findings::Finding;
+use super::super::findings;
 use super::listed;
-use crate::config::RuntimeKind;
-use crate::function::StoredFunction;
-use crate::rootfs::StoredRootfs;
 use object::elf::{FileHeader64, SectionHeader64};
 use object::read::elf::{FileHeader, SectionHeader};
 use object::{LittleEndian, ReadCache, ReadRef};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
+use thaw_home::config::RuntimeKind;
+use thaw_home::function::Finding;
+use thaw_home::function::StoredFunction;
+use thaw_home::rootfs::StoredRootfs;
 use thaw_store::index::Content;
 use thaw_store::{IndexId, Session, Tree};
 
@@ -68,7 +69,7 @@ pub(in super::super) fn generators(
     }
     let program = ReadCache::new(program(session, function, index)?);
     let functions = functions_that_draw(&program)?;
-    (!functions.is_empty()).then(|| Finding::of_go(&listed(functions)))
+    (!functions.is_empty()).then(|| findings::of_go(&listed(functions)))
 }
 
 /// The program that the function's command names.

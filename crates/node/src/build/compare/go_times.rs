@@ -4,11 +4,9 @@
 //! image of the frozen program what is there. A `time.Time` has 24 bytes (`wall`, `ext` and `loc` of
 //! Go's time/time.go); a number is a time if it lies between the start of the program and its freeze.
 
-use super::super::findings::Finding;
+use super::super::findings;
 use super::go::{half, is_of_library, program, word};
 use super::listed;
-use crate::config::RuntimeKind;
-use crate::function::StoredFunction;
 use object::elf::{ET_EXEC, FileHeader64, PT_LOAD, ProgramHeader64, SHT_SYMTAB, STT_OBJECT};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::{LittleEndian, ReadCache, ReadRef};
@@ -16,6 +14,9 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::RangeInclusive;
 use std::time::{SystemTime, UNIX_EPOCH};
+use thaw_home::config::RuntimeKind;
+use thaw_home::function::Finding;
+use thaw_home::function::StoredFunction;
 use thaw_store::{ImageId, IndexId, Session};
 
 /// Most symbols of a program that are looked at.
@@ -51,7 +52,7 @@ pub(in super::super) fn times(
     let variables = variables(&ReadCache::new(program(session, function, index)?))?;
     let image = session.open_image(image).ok()?;
     let found = kept(&variables, &image, &meant)?;
-    (!found.is_empty()).then(|| Finding::of_times(&listed(found)))
+    (!found.is_empty()).then(|| findings::of_times(&listed(found)))
 }
 
 /// A variable of a package: its name, where it lies, and its bytes.

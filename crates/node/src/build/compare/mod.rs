@@ -17,14 +17,11 @@ mod probe;
 mod volumes;
 
 use super::Way;
-use super::findings::Finding;
+use super::findings::{of_generators, of_times};
 use super::freeze::{Frozen, ImageOrder, open_image_of_any_build, write_image};
 use super::program::Program;
 use super::train::Course;
 use super::{BuildError, BuildEvent, BuildOptions, FreezeFailure, ImportFailure, OnEvent};
-use crate::config::{Egress, RuntimeKind};
-use crate::function::StoredFunction;
-use crate::rootfs::StoredRootfs;
 use copy::{Answer, Named, ask};
 pub(super) use go::generators as generators_of_go;
 pub(super) use go_times::times as times_of_go;
@@ -32,6 +29,10 @@ use probe::{DIRECTORY, Probe};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_home::config::{Egress, RuntimeKind};
+use thaw_home::function::Finding;
+use thaw_home::function::StoredFunction;
+use thaw_home::rootfs::StoredRootfs;
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{Domain, ImageId, IndexId, Session};
 use volumes::CopiedVolumes;
@@ -102,10 +103,9 @@ fn note(obstacle: &str, on_event: &mut OnEvent<'_>) {
 /// What is the same in two copies.
 fn findings(one: &Answer, other: &Answer, way_out: &str) -> Vec<Finding> {
     let generators = same(&one.drawn, &other.drawn);
-    let generators =
-        (!generators.is_empty()).then(|| Finding::of_generators(&listed(generators), way_out));
+    let generators = (!generators.is_empty()).then(|| of_generators(&listed(generators), way_out));
     let times = same(&one.times, &other.times);
-    let times = (!times.is_empty()).then(|| Finding::of_times(&listed(times)));
+    let times = (!times.is_empty()).then(|| of_times(&listed(times)));
     generators.into_iter().chain(times).collect()
 }
 
@@ -228,7 +228,7 @@ fn freeze(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::FindingKind;
+    use thaw_home::function::FindingKind;
 
     fn named(all: &[(&str, &str)]) -> Named {
         all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()

@@ -3,10 +3,10 @@
 
 use super::super::freeze::Frozen;
 use super::jar;
-use crate::config::{EntryKind, FreezeAt, RuntimeKind};
-use crate::function::StoredFunction;
 use std::borrow::Cow;
 use std::time::Duration;
+use thaw_home::config::{EntryKind, FreezeAt, RuntimeKind};
+use thaw_home::function::StoredFunction;
 
 /// Where the probe lies in the sandbox.
 pub(super) const DIRECTORY: &str = "/.thaw-probe";

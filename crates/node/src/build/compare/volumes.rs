@@ -1,12 +1,12 @@
 //! The volumes of a program that is started a second time: copies of its own, which end with it.
 
-use crate::config::{ByteSize, FunctionConfig};
-use crate::home::Home;
-use crate::volumes::VolumeStore;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, chown};
 use tempfile::TempDir;
+use thaw_home::config::{ByteSize, FunctionConfig};
+use thaw_home::home::Home;
+use thaw_home::volumes::VolumeStore;
 use thaw_sandbox::copy_volume;
 
 /// Most bytes of a volume that are copied for a comparison.

@@ -2,9 +2,9 @@
 
 use super::Files;
 use super::language::{EVERYBODYS_DIRECTORY, Language, file_name};
-use crate::function::StoredFunction;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use thaw_home::function::StoredFunction;
 use thaw_store::Tree;
 use thaw_store::index::Content;
 

@@ -19,9 +19,9 @@ use super::Files;
 use super::fit::Unfit;
 use super::placeholders::Replacement;
 use super::{java, node, php, python, ruby};
-use crate::config::TemplateLanguage;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use thaw_home::config::TemplateLanguage;
 use thaw_store::{Session, StoreError};
 
 /// Where everybody may make files, and remove his own.

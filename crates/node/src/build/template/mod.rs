@@ -26,9 +26,6 @@ mod settings;
 use super::freeze::{ImageOrder, open_ancestor, write_image};
 use super::program::Program;
 use super::{BuildError, BuildEvent, BuildOptions, FreezeFailure, OnEvent, Way};
-use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Limits, TemplateConfig};
-use crate::function::StoredFunction;
-use crate::rootfs::StoredRootfs;
 use fit::{Unfit, interpreter_environment};
 pub(super) use language::{BOOTSTRAP_NAME, file_name};
 use language::{Language, directory_of_bootstrap};
@@ -37,6 +34,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use thaw_home::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Limits, TemplateConfig};
+use thaw_home::function::StoredFunction;
+use thaw_home::rootfs::StoredRootfs;
 use thaw_sandbox::{BootPlan, Fit, FreezeBase, Image, MemoryWrites, PlanError, cpu_features};
 use thaw_store::index::{Attributes, Content, Node, TreeError};
 use thaw_store::{
@@ -93,7 +93,7 @@ impl Template {
         let file = session.open_image(record.image)?;
         let image = Image::open_with(file, &mut |ancestor| open_ancestor(session, ancestor))?;
         image.check_fit(&Fit {
-            kernel_build: crate::debug::kernel()?.build_id(),
+            kernel_build: thaw_home::debug::kernel()?.build_id(),
             // That of the bootstrap, besides.
             index_hash: image.header().index,
             cpu_features: cpu_features(),
