@@ -122,7 +122,7 @@ pub enum BenchError {
     Home(#[from] thaw_home::home::HomeError),
     /// The function could not be frozen another way.
     #[error(transparent)]
-    Build(#[from] thaw_node::build::BuildError),
+    Build(#[from] thaw_build::build::BuildError),
     /// A side of a comparison does not run.
     #[error(transparent)]
     Side(#[from] syscalls::SideError),

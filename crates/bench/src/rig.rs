@@ -123,7 +123,7 @@ impl Node {
         let load = |error: thaw_node::catalog::LoadError| BenchError::Load(error);
         let config = &function.function.config;
         let rootfs = function.rootfs(&self.store)?;
-        let image = thaw_node::build::open_image(&self.store, function.image, &rootfs)
+        let image = thaw_build::build::open_image(&self.store, function.image, &rootfs)
             .map_err(|error| load(error.into()))?;
         let log = self.logs.open(&format!("{}.bench", config.name));
         let launcher = SandboxLauncher::new(

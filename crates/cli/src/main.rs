@@ -49,7 +49,8 @@ fn harmless(message: &str) -> String {
 }
 
 /// The crates of the host side that say something.
-const SPEAKERS: [&str; 5] = ["thaw_daemon", "thaw_e2b", "thaw_home", "thaw_http", "thaw_node"];
+const SPEAKERS: [&str; 6] =
+    ["thaw_build", "thaw_daemon", "thaw_e2b", "thaw_home", "thaw_http", "thaw_node"];
 
 /// Diagnostics go to standard error; `THAW_LOG` selects them as in
 /// `THAW_LOG=thaw_node=debug`, and `THAW_LOG_FORMAT=json` makes each a line of JSON.

@@ -2,19 +2,15 @@
 
 pub mod admission;
 mod allowance;
-pub mod artifact;
 pub mod asleep;
 pub mod boots;
-pub mod build;
 pub mod catalog;
-pub mod container;
 pub mod crashes;
 pub mod edge;
 mod far;
 pub mod gateway;
 pub mod health;
 pub mod history;
-pub mod init;
 pub mod inject;
 pub mod instance;
 mod joined;
@@ -37,8 +33,4 @@ pub mod traces;
 pub mod triggers;
 pub mod upstream;
 pub mod usage;
-pub mod watch;
 pub mod work;
-
-/// `PATH` of programs in sandboxes, unless their author sets another.
-pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

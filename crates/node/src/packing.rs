@@ -13,7 +13,7 @@ use thaw_store::{
     UnpackedImage,
 };
 
-use crate::build::open_ancestor;
+use thaw_build::build::open_ancestor;
 use thaw_home::config::ByteSize;
 use thaw_home::seal::owner::Head;
 

@@ -19,10 +19,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize};
+use thaw_build::container::{self, Account, StoredImage};
 use thaw_home::config::{ByteSize, Egress, EgressRule, TimeSpan};
 use thaw_home::home::Home;
 use thaw_home::rootfs::{self, StoredRootfs};
-use thaw_node::container::{self, Account, StoredImage};
 use thaw_node::reactor::watch_sandbox;
 use thaw_oci::{Limits, Reference, Settings};
 use thaw_sandbox::limits::{self, Controller, Missing, PROCESSES_MAX};
@@ -606,7 +606,7 @@ impl Signals {
 fn environment(of_image: &[String], additions: &[String]) -> Vec<OsString> {
     let term = std::env::var_os("TERM").unwrap_or_else(|| "dumb".into());
     let mut variables: Vec<(OsString, OsString)> = vec![
-        ("PATH".into(), thaw_node::DEFAULT_PATH.into()),
+        ("PATH".into(), thaw_build::DEFAULT_PATH.into()),
         ("HOME".into(), "/root".into()),
         ("TERM".into(), term),
         ("LANG".into(), "C.UTF-8".into()),

@@ -3,7 +3,6 @@
 use super::Catalog;
 use super::launchers::LoadError;
 use super::open_checkpoints::OpenFor;
-use crate::build::{open_image_file, open_image_of_any_build};
 use crate::instance::{
     BootPolicy, Checkpoint, Decrypted, LaunchOptions, Launcher, SandboxLauncher, StandsOn,
     Techniques, WorkingSetUse,
@@ -14,6 +13,7 @@ use crate::tenants::Tenant;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use thaw_build::build::{open_image_file, open_image_of_any_build};
 use thaw_home::config::{FunctionConfig, FunctionName};
 use thaw_home::rootfs::StoredRootfs;
 use thaw_home::seal::memory_file;

@@ -1,11 +1,11 @@
 //! What boots instances of functions.
 
 use super::{Build, Catalog};
-use crate::build::{FreezeFailure, open_image_of_any_build};
 use crate::instance::{
     BootPolicy, LaunchOptions, RestingLauncher, RewindPolicy, SandboxLauncher, Techniques,
 };
 use std::sync::Arc;
+use thaw_build::build::{FreezeFailure, open_image_of_any_build};
 use thaw_home::function::{BuiltFunction, FunctionError};
 use thaw_home::rootfs::StoredRootfs;
 use thaw_home::tenants::TenantName;

@@ -1,13 +1,13 @@
 //! Functions of which only a part is here: they are served while the rest is fetched.
 
 use super::{Broken, Build, Catalog, Known, KnownFunction, LoadError, Reload};
-use crate::build::FreezeFailure;
 use crate::far::FarContents;
 use crate::instance::{Launcher, SandboxLauncher, while_partial};
 use crate::service::Service;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use thaw_build::build::FreezeFailure;
 use thaw_home::config::{FunctionConfig, FunctionName};
 use thaw_home::function::BuiltFunction;
 use thaw_home::partial::{self, PartialFunction};

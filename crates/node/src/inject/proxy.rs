@@ -3,7 +3,6 @@
 //! The proxy has a runtime of its own: what a sandbox keeps busy here, no client of the gateway
 //! waits for.
 
-use super::authority::{Authority, LEAF_LIFE};
 use super::client::serve;
 use super::roots;
 use rustix::process::{Resource, getrlimit};
@@ -15,6 +14,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use thaw_build::authority::{Authority, LEAF_LIFE};
 use thaw_home::config::{FunctionConfig, FunctionName, Inject};
 use thaw_home::secrets::{SecretError, SecretSource, SecretStore};
 use thaw_sandbox::{Intercepted, Interceptor, NotTaken};

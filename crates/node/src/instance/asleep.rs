@@ -4,11 +4,11 @@ use super::copies::Prepared;
 use super::launch::{Client, Launcher, WakeError};
 use super::sandboxed::{Decrypted, ImageBoots};
 use crate::asleep::{AsleepImage, NewAsleep};
-use crate::build::open_ancestor;
 use crate::tenants::AsleepBytes;
 use std::fs::File;
 use std::sync::Arc;
 use thaw_abi::control::EntryPoint;
+use thaw_build::build::open_ancestor;
 use thaw_sandbox::{Fit, FreezeBase, Image, ImageError, ResourceLimits, Sandbox, cpu_features};
 use thaw_store::{ImageId, KernelId};
 

@@ -4,7 +4,6 @@
 use super::launch::{Client, Launcher};
 use super::live::{Checkpoint, Checkpointed, ReadingStep, Unread};
 use super::sandboxed::{Decrypted, ImageBoots, SandboxLauncher};
-use crate::build::{about, store_kernel};
 use rustix::fs::{SealFlags, fcntl_add_seals};
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
@@ -14,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::{Ancestor, Mapping};
+use thaw_build::build::{about, store_kernel};
 use thaw_home::seal;
 use thaw_sandbox::{
     AncestorFile, FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, Image, ImageError,

@@ -2,7 +2,6 @@
 
 use super::options::options_of;
 use super::order::{News, Order};
-use crate::artifact::Part;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Shutdown;
@@ -10,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use thaw_build::artifact::Part;
 use thaw_home::partial::{self, RecordIdentity};
 
 /// Fetchers at a time. Each fetches some pieces at a time.

@@ -1,7 +1,7 @@
 //! What a client of the daemon may say of a pull.
 
 use super::{NewPull, PullsError};
-use crate::artifact::{PullOptions, Refreeze};
+use thaw_build::artifact::{PullOptions, Refreeze};
 use thaw_oci::Limits;
 
 /// How a pull is made that a client of the daemon has asked for. Nothing is frozen anew: that takes

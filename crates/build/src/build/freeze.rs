@@ -298,7 +298,7 @@ fn check_fit(image: &Image, rootfs: &StoredRootfs) -> Result<(), ImageError> {
 ///
 /// # Errors
 /// The store is full, or it is an older build, which the store has lost.
-pub(crate) fn store_kernel(session: &mut Session, build: [u8; 32]) -> Result<KernelId, StoreError> {
+pub fn store_kernel(session: &mut Session, build: [u8; 32]) -> Result<KernelId, StoreError> {
     let id = KernelId(build);
     match thaw_home::debug::kernel() {
         // Written again where it is damaged.
@@ -310,7 +310,7 @@ pub(crate) fn store_kernel(session: &mut Session, build: [u8; 32]) -> Result<Ker
 /// What an image says of its function to people. Instances map the image and can read
 /// all of it, so it holds nothing of the configuration: variables may be secrets, and
 /// paths of the host are none of their business.
-pub(crate) fn about(function: &str) -> String {
+pub fn about(function: &str) -> String {
     serde_json::json!({ "function": function, "thaw": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
@@ -319,7 +319,7 @@ pub(crate) fn about(function: &str) -> String {
 ///
 /// # Errors
 /// The image cannot be written, or the function was built anew meanwhile.
-pub(crate) fn freeze_instance(
+pub fn freeze_instance(
     store: &Store,
     name: &str,
     sandbox: &Sandbox,
@@ -405,7 +405,7 @@ pub fn open_image_of_any_build(
 ///
 /// # Errors
 /// As above.
-pub(crate) fn open_image_file(
+pub fn open_image_file(
     store: &thaw_store::Store,
     file: std::fs::File,
     rootfs: &StoredRootfs,

@@ -6,7 +6,7 @@ use super::ignore::{IgnoreError, Ignored};
 use super::image::Base;
 use super::{BuildEvent, BuildOptions, OnEvent, Trust, packages};
 use crate::DEFAULT_PATH;
-use crate::inject::{TrustError, put_trust};
+use crate::trust::{TrustError, put_trust};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::ffi::OsString;

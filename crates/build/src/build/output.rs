@@ -6,7 +6,7 @@
 //! watcher reads waits for room in its pipe, as it would at a terminal.
 
 use super::{BuildEvent, OnEvent};
-use crate::logs::LineSplitter;
+use crate::lines::LineSplitter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, read};
 use rustix::pipe::{PipeFlags, pipe_with};

@@ -1,7 +1,7 @@
 //! Has the programs of a function trust the node's authority: its certificate is in the function's
 //! files before the program is started, since a frozen program may have read its roots already.
 
-use super::authority::{Authority, AuthorityError};
+use crate::authority::{Authority, AuthorityError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use thaw_home::config::{FunctionConfig, Inject};
@@ -137,8 +137,8 @@ fn put(
 
 #[cfg(test)]
 mod tests {
-    use super::super::authority::tests::home;
     use super::*;
+    use crate::authority::tests::home;
     use thaw_store::Store;
 
     const FUNCTION: &str = "name = \"f\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 81\n";

@@ -32,7 +32,7 @@ const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How old one may be that is put into a new image.
 const RENEWED_AFTER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long the certificate of a host is good for.
-pub(super) const LEAF_LIFE: Duration = DAY;
+pub const LEAF_LIFE: Duration = DAY;
 /// How long before a certificate is made its life begins: clocks differ.
 const SKEW: Duration = DAY;
 
@@ -69,7 +69,7 @@ pub enum AuthorityError {
 }
 
 /// The authority of a node.
-pub(super) struct Authority {
+pub struct Authority {
     directory: PathBuf,
     home: Home,
     issuer: Issuer<'static, KeyPair>,
@@ -233,7 +233,7 @@ fn read_or_make(path: &Path, make: impl FnOnce() -> io::Result<String>) -> io::R
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use rustls_pki_types::pem::PemObject;
     use rustls_pki_types::{CertificateDer, ServerName, UnixTime};

@@ -5,11 +5,11 @@
 use super::freeze::FreezeFailure;
 use super::program::{Program, Stop, TICK};
 use super::{BuildEvent, BuildOptions, OnEvent};
-use axum::body::{Bytes, HttpBody};
-use axum::http::header::{CONNECTION, HOST};
-use axum::http::response::Parts;
-use axum::http::{HeaderMap, HeaderValue, Request};
 use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Bytes};
+use hyper::http::header::{CONNECTION, HOST};
+use hyper::http::response::Parts;
+use hyper::http::{HeaderMap, HeaderValue, Request};
 use hyper_util::rt::TokioIo;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -191,7 +191,7 @@ impl<'a> Course<'a> {
         *request.uri_mut() = spec.path.0.parse().expect("the configuration was checked");
         let headers = request.headers_mut();
         for (name, value) in &spec.headers {
-            let name: axum::http::HeaderName = name.0.parse().expect("checked as well");
+            let name: hyper::http::HeaderName = name.0.parse().expect("checked as well");
             headers.insert(name, value.0.parse().expect("checked as well"));
         }
         let host = HeaderValue::from_str(self.name).expect("a function's name is a host name");
@@ -315,7 +315,7 @@ async fn exchange(question: Question) -> Result<Answer, Unanswered> {
 /// Reads an answer to its end.
 async fn read<B>(head: &Parts, body: &mut B) -> Result<Answer, Unanswered>
 where
-    B: HttpBody<Data = Bytes, Error: Into<Unanswered>> + Unpin,
+    B: Body<Data = Bytes, Error: Into<Unanswered>> + Unpin,
 {
     let status = head.status.as_u16();
     let mut failed_call = failed_call(&head.headers);

@@ -26,9 +26,9 @@ mod template;
 mod train;
 
 pub use command::CommandFailure;
-pub(crate) use freeze::open_image_file;
+pub use freeze::open_image_file;
 pub use freeze::{FreezeFailure, Frozen};
-pub(crate) use freeze::{about, freeze_instance, store_kernel};
+pub use freeze::{about, freeze_instance, store_kernel};
 pub use freeze::{open_ancestor, open_image, open_image_of_any_build};
 pub use image::ImageFailure;
 pub use import::ImportFailure;
