@@ -10,10 +10,10 @@ use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use thaw_home::config::Isolation;
+use thaw_home::function::BuiltFunction;
+use thaw_home::home::Home;
 use thaw_node::boots::{BootKind, Phases};
-use thaw_node::config::Isolation;
-use thaw_node::function::BuiltFunction;
-use thaw_node::home::Home;
 use thaw_node::instance::WorkingSetUse;
 use thaw_store::Store;
 

@@ -7,10 +7,10 @@ use super::memory::{HostMemory, ProcessMemory};
 use super::rig::{Node, RigOptions};
 use super::{BenchError, BootsFailure, OnProgress};
 use serde::Serialize;
+use thaw_home::config::Isolation;
+use thaw_home::function::BuiltFunction;
+use thaw_home::home::Home;
 use thaw_node::boots::BootKind;
-use thaw_node::config::Isolation;
-use thaw_node::function::BuiltFunction;
-use thaw_node::home::Home;
 use thaw_store::{Store, StoreUsage, UserKind};
 
 /// Zygotes that are kept ready.

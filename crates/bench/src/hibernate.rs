@@ -15,10 +15,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU32;
 use std::time::Instant;
 use thaw_daemon::daemon::ServeError;
+use thaw_home::config::Isolation;
+use thaw_home::home::Home;
 use thaw_node::asleep::AsleepSpace;
 use thaw_node::boots::BootKind;
-use thaw_node::config::Isolation;
-use thaw_node::home::Home;
 use thaw_node::service::InstanceInfo;
 use thaw_node::swap::SwapSpace;
 use thaw_store::Store;
@@ -191,7 +191,7 @@ impl HibernateReport {
 /// Native starts, where the program's files are those of this host.
 fn cold(
     home: &Home,
-    function: &thaw_node::function::BuiltFunction,
+    function: &thaw_home::function::BuiltFunction,
     request: &[u8],
 ) -> Option<Percentiles> {
     let mut program = NativeProgram::prepare(home, function, request).ok()?;

@@ -51,9 +51,9 @@ pub use volume::{UseResult, VolumeOptions, VolumeReport, volume};
 
 use std::io;
 use thaw_daemon::daemon::ServeError;
+use thaw_home::config::EntryKind;
+use thaw_home::function::{BuiltFunction, FunctionError};
 use thaw_node::boots::BootKind;
-use thaw_node::config::EntryKind;
-use thaw_node::function::{BuiltFunction, FunctionError};
 use thaw_node::instance::LaunchError;
 use thaw_store::{Store, StoreError};
 
@@ -119,10 +119,10 @@ pub enum BenchError {
     Native(#[from] NativeError),
     /// The state directory is not usable.
     #[error(transparent)]
-    Home(#[from] thaw_node::home::HomeError),
+    Home(#[from] thaw_home::home::HomeError),
     /// The function could not be frozen another way.
     #[error(transparent)]
-    Build(#[from] thaw_node::build::BuildError),
+    Build(#[from] thaw_build::build::BuildError),
     /// A side of a comparison does not run.
     #[error(transparent)]
     Side(#[from] syscalls::SideError),
@@ -136,7 +136,7 @@ pub enum BenchError {
     },
     /// The volume could not be made.
     #[error(transparent)]
-    Volume(#[from] thaw_node::volumes::VolumeError),
+    Volume(#[from] thaw_home::volumes::VolumeError),
     /// A sandbox could not be made, or something not be done with it.
     #[error(transparent)]
     Sandbox(#[from] thaw_node::sandboxes::registry::SandboxProblem),

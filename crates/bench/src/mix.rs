@@ -13,10 +13,10 @@ use serde::Serialize;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+use thaw_home::config::Isolation;
+use thaw_home::function::BuiltFunction;
+use thaw_home::home::Home;
 use thaw_node::boots::BootKind;
-use thaw_node::config::Isolation;
-use thaw_node::function::BuiltFunction;
-use thaw_node::home::Home;
 use thaw_node::instance::BootPolicy;
 use thaw_store::Store;
 

@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use thaw_node::build::PACKAGES;
-use thaw_node::clock::monotonic_ns;
-use thaw_node::config::RuntimeKind;
-use thaw_node::function::{BuiltFunction, StoredFunction};
-use thaw_node::home::{Home, HomeError};
+use thaw_build::build::PACKAGES;
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::RuntimeKind;
+use thaw_home::function::{BuiltFunction, StoredFunction};
+use thaw_home::home::{Home, HomeError};
 
 /// How long a native start may take.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -8,17 +8,18 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_daemon::daemon::{ServeError, start_pool};
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::{Connections, FunctionConfig, Isolation, TimeSpan};
+use thaw_home::function::BuiltFunction;
+use thaw_home::home::Home;
+use thaw_home::tenants::TenantName;
 use thaw_node::boots::{BootKind, BootRecord};
-use thaw_node::clock::monotonic_ns;
-use thaw_node::config::{Connections, FunctionConfig, Isolation, TimeSpan};
-use thaw_node::function::BuiltFunction;
 use thaw_node::gateway::{Gateway, GatewayConfig};
-use thaw_node::home::Home;
 use thaw_node::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, WorkingSetUse};
 use thaw_node::logs::{LogLimits, Logs};
 use thaw_node::node::NodeState;
 use thaw_node::service::Service;
-use thaw_node::tenants::{TenantName, Tenants};
+use thaw_node::tenants::Tenants;
 use thaw_sandbox::{PopulatePolicy, WeakLimits, ZygotePool};
 use thaw_store::Store;
 use tokio::runtime::Runtime;
@@ -122,7 +123,7 @@ impl Node {
         let load = |error: thaw_node::catalog::LoadError| BenchError::Load(error);
         let config = &function.function.config;
         let rootfs = function.rootfs(&self.store)?;
-        let image = thaw_node::build::open_image(&self.store, function.image, &rootfs)
+        let image = thaw_build::build::open_image(&self.store, function.image, &rootfs)
             .map_err(|error| load(error.into()))?;
         let log = self.logs.open(&format!("{}.bench", config.name));
         let launcher = SandboxLauncher::new(

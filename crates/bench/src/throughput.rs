@@ -8,9 +8,9 @@ use super::{BenchError, OnProgress, Percentiles};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use thaw_home::config::Isolation;
+use thaw_home::home::Home;
 use thaw_node::boots::BootKind;
-use thaw_node::config::Isolation;
-use thaw_node::home::Home;
 use thaw_node::instance::{BootPolicy, RewindPolicy};
 use thaw_store::Store;
 

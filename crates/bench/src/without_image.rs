@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use thaw_node::function::BuiltFunction;
+use thaw_home::function::BuiltFunction;
 
 /// Pause between attempts to reach the program.
 const PAUSE: Duration = Duration::from_millis(2);

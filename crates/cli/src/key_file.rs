@@ -5,7 +5,7 @@ use clap::Args;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
-use thaw_node::seal::owner::{KEY_MAX, KeyId, OwnerKey};
+use thaw_home::seal::owner::{KEY_MAX, KeyId, OwnerKey};
 use zeroize::Zeroizing;
 
 /// The key that a checkpoint is encrypted with.

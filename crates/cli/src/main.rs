@@ -48,14 +48,19 @@ fn harmless(message: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// The crates of the host side that say something.
+const SPEAKERS: [&str; 6] =
+    ["thaw_build", "thaw_daemon", "thaw_e2b", "thaw_home", "thaw_http", "thaw_node"];
+
 /// Diagnostics go to standard error; `THAW_LOG` selects them as in
 /// `THAW_LOG=thaw_node=debug`, and `THAW_LOG_FORMAT=json` makes each a line of JSON.
 fn start_logging(verbose: u8) {
+    let of_ours = |level: &str| SPEAKERS.map(|name| format!(",{name}={level}")).concat();
     let default = match verbose {
         // What guests send that is no HTTP/2 is none of the operator's.
-        0 => "warn,h2=error,thaw_daemon=info,thaw_e2b=info,thaw_node=info",
-        1 => "info,thaw_daemon=debug,thaw_e2b=debug,thaw_node=debug",
-        _ => "debug",
+        0 => format!("warn,h2=error{}", of_ours("info")),
+        1 => format!("info{}", of_ours("debug")),
+        _ => "debug".to_owned(),
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("THAW_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));

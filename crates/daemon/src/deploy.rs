@@ -6,9 +6,9 @@
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_home::config::{EntryKind, FunctionName};
+use thaw_home::function::{BuiltFunction, FunctionError, StoredFunction};
 use thaw_node::catalog::Catalog;
-use thaw_node::config::{EntryKind, FunctionName};
-use thaw_node::function::{BuiltFunction, FunctionError, StoredFunction};
 use thaw_node::health::Requests;
 use thaw_node::node::NodeState;
 use thaw_store::{
@@ -177,7 +177,7 @@ fn named(function: &str) -> Result<Name, StoreError> {
 fn readable(
     record: &FunctionRecord,
     number: u32,
-) -> Result<thaw_node::config::FunctionConfig, DeployError> {
+) -> Result<thaw_home::config::FunctionConfig, DeployError> {
     let found = record.versions().into_iter().find(|version| version.number == number);
     let found = found.ok_or_else(|| VersionError::Unknown {
         function: record.name.clone(),
@@ -348,7 +348,7 @@ mod tests {
     use super::*;
     use serde_json::json;
     use std::os::unix::fs::FileExt;
-    use thaw_node::config::FunctionConfig;
+    use thaw_home::config::FunctionConfig;
     use thaw_store::{NewFunction, Tree};
 
     /// A function whose versions have these further keys; the last one is active.

@@ -8,9 +8,9 @@ use std::future::Future;
 use std::io::Read;
 use std::pin::Pin;
 use std::sync::Arc;
+use thaw_home::volumes::VolumeStore;
 use thaw_node::sandboxes::egress::ClientEgress;
 use thaw_node::sandboxes::{EgressWish, LimitsChange, SandboxVolume};
-use thaw_node::volumes::VolumeStore;
 use thaw_store::Name;
 use tokio::io::{AsyncRead, AsyncWrite};
 

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use thaw_node::config::ByteSize;
+use thaw_home::config::ByteSize;
 use thaw_node::sandboxes::EgressWish;
 use thaw_node::to_its_end::to_its_end;
 

@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use thaw_node::config::{ByteSize, TimeSpan};
+use thaw_home::config::{ByteSize, TimeSpan};
+use thaw_home::home::{Home, HomeError};
+use thaw_home::replace::{replace, settle};
 use thaw_node::edge::take_allowance;
-use thaw_node::home::{Home, HomeError};
-use thaw_node::replace::{replace, settle};
 
 /// Name of the file of `thaw key` in the node's home.
 pub const KEYS_FILE: &str = "e2b-keys.toml";

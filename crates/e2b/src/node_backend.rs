@@ -7,8 +7,9 @@ use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use thaw_abi::remote;
+use thaw_home::config::FunctionConfig;
+use thaw_home::volumes::VolumeStore;
 use thaw_node::catalog::{Catalog, OpenedCheckpoint};
-use thaw_node::config::FunctionConfig;
 use thaw_node::node::NodeState;
 use thaw_node::sandboxes::egress::ClientEgress;
 use thaw_node::sandboxes::exec::{Attached, Exec, ExecProblem};
@@ -22,7 +23,6 @@ use thaw_node::sandboxes::{
     Sandboxes,
 };
 use thaw_node::service::{REST_PATIENCE, Service, VolumeFiles};
-use thaw_node::volumes::VolumeStore;
 use thaw_sandbox::SignalTo;
 use thaw_store::Name;
 use tokio::runtime::Handle;

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use thaw_home::state_file::{State, StateFile};
 use thaw_node::sandboxes::LimitsChange;
-use thaw_node::state_file::{State, StateFile};
 
 /// Name of the file in the node's home.
 const FILE: &str = "e2b-sandboxes.json";

@@ -25,7 +25,7 @@ use rustls::ServerConfig;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
-use thaw_node::http::linger::Lingering;
+use thaw_http::linger::Lingering;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;

@@ -42,7 +42,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
-use thaw_node::config::EgressRule;
+use thaw_home::config::EgressRule;
 use thaw_node::edge::CertificateTable;
 use thaw_sandbox::EgressRules;
 

@@ -67,7 +67,7 @@ server.serve_forever(poll_interval=3600)
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Requests for blobs without which nothing can be booted: the run. The document lies in the manifest.
 const NEEDED: usize = 1;
-/// Pieces that a fetcher fetches in the background at a time (crates/node/src/artifact/fetcher.rs).
+/// Pieces that a fetcher fetches in the background at a time (crates/build/src/artifact/fetcher.rs).
 const BACKGROUND: usize = 3;
 /// How often a request for `/` may find that its working set lacks something.
 const MORE_MAX: usize = 5;

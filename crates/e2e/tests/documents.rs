@@ -13,8 +13,9 @@ fn files(wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
         for entry in fs::read_dir(&directory).expect("a directory").flatten() {
             let (path, kind) = (entry.path(), entry.file_type().expect("a type"));
             let name = entry.file_name();
-            let is_source = !["target", "build", "node_modules"].iter().any(|made| name == *made)
-                && !name.to_string_lossy().starts_with('.');
+            let is_made = ["target", "build", "node_modules"].iter().any(|made| name == *made)
+                && !path.join("Cargo.toml").exists();
+            let is_source = !is_made && !name.to_string_lossy().starts_with('.');
             match (kind.is_dir(), is_source) {
                 (true, true) => directories.push(path),
                 (false, _) if kind.is_file() && wanted(&path) => found.push(path),

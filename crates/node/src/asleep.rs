@@ -9,10 +9,7 @@
 //! the instance wakes. So a daemon that is killed between two host calls leaves an instance that
 //! is asleep as a whole, or not at all; the next daemon takes the former over, and removes the rest.
 
-use crate::config::{DomainName, FunctionName};
 use crate::sandboxes::ExecNote;
-use crate::seal::owner::KeyId;
-use crate::seal::{SealKey, memory_file, seal, sealed_len};
 use crate::tenants::{AsleepBytes, Tenant};
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
@@ -24,6 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use thaw_home::config::{DomainName, FunctionName};
+use thaw_home::seal::owner::KeyId;
+use thaw_home::seal::{SealKey, memory_file, seal, sealed_len};
 use thaw_sandbox::FreezeBase;
 use thaw_store::{ImageId, IndexId, KernelId};
 
@@ -577,8 +577,8 @@ fn instant_of(ms: u64) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Quota;
-    use crate::tenants::TenantName;
+    use thaw_home::config::Quota;
+    use thaw_home::tenants::TenantName;
 
     fn note(id: u64) -> AsleepNote {
         AsleepNote {

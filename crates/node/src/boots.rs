@@ -1,12 +1,12 @@
 //! What is known of recent boots.
 
-use crate::clock::monotonic_ns;
-use crate::config::FunctionName;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::FunctionName;
 use thaw_sandbox::BootTimes;
 
 /// Boots that are remembered.

@@ -6,12 +6,12 @@
 //! off (its clients get 503), and its image is frozen anew, which gives it other
 //! addresses (Catalyzer, 6.8: layout refresh).
 
-use crate::config::FunctionName;
 use crate::instance::End;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+use thaw_home::config::FunctionName;
 use thaw_sandbox::GuestExit;
 use tokio::sync::Notify;
 

@@ -4,10 +4,10 @@
 //! ended, was late or did not speak HTTP, and crashes of instances that serve nobody count as
 //! failures. Refusals for want of room do not count: they say nothing of the program.
 
-use crate::config::{FunctionName, Rollback};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
+use thaw_home::config::{FunctionName, Rollback};
 use tokio::sync::Notify;
 
 /// How long it takes until a bound that is still passed is said again, if nothing came of the first
@@ -165,7 +165,7 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::TimeSpan;
+    use thaw_home::config::TimeSpan;
 
     const SECOND: u64 = 1_000_000_000;
 

@@ -8,14 +8,15 @@ use crate::instance::{Client, ConnectionNote, Inherited, InstanceNote, JoinedOrp
 use crate::node::NodeState;
 use crate::rollout::Served;
 use crate::service::Service;
-use crate::tenants::{Lease, Tenant, TenantName};
-use crate::volumes;
+use crate::tenants::{Lease, Tenant};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use thaw_home::tenants::TenantName;
+use thaw_home::volumes;
 use thaw_sandbox::{KeptForSuccessor, Legacy, Orphan, OrphanConnection};
 
 /// Why an instance with volumes ends.

@@ -10,7 +10,6 @@ mod traces;
 mod triggers;
 
 use crate::boots::BootRecord;
-use crate::config::FunctionName;
 use crate::history::{EventKind, Events, Tallies};
 use crate::instance::RewindInfo;
 use crate::tenants::TenantReport;
@@ -27,6 +26,7 @@ use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenants::TenantMetrics;
+use thaw_home::config::FunctionName;
 use thaw_sandbox::FunctionEgressBytes;
 pub(crate) use traces::TraceCounters;
 pub use triggers::TriggerMetrics;

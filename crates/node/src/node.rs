@@ -10,7 +10,6 @@ mod routing;
 use crate::admission::Admission;
 use crate::asleep::{AsleepSpace, Left};
 use crate::boots::{BootRecord, RecentBoots};
-use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
 use crate::edge::Edge;
 use crate::health::Failures;
@@ -22,7 +21,6 @@ use crate::rollout::Served;
 use crate::sandboxes::egress::EgressTable;
 use crate::sandboxes::limits::LimitsTable;
 use crate::sandboxes::volumes::VolumesTable;
-use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
 use crate::tenants::Tenants;
@@ -33,6 +31,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
+use thaw_home::config::FunctionName;
+use thaw_home::secrets::SecretStore;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Most liveness probes that are under way at a time on a node.

@@ -13,9 +13,9 @@ use thaw_store::{
     UnpackedImage,
 };
 
-use crate::build::open_ancestor;
-use crate::config::ByteSize;
-use crate::seal::owner::Head;
+use thaw_build::build::open_ancestor;
+use thaw_home::config::ByteSize;
+use thaw_home::seal::owner::Head;
 
 /// Room on disk for images as they are booted, unless the operator says otherwise.
 pub const ROOM_DEFAULT: ByteSize = ByteSize::mebibytes(8 << 10);

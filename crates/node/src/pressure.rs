@@ -63,7 +63,7 @@ impl Asked {
 /// Watches the host's memory for as long as the node lives.
 pub async fn watch_pressure(node: Arc<NodeState>) {
     if let Err(error) = memory_pressure()
-        && crate::debug::is_memory_short().is_none()
+        && thaw_home::debug::is_memory_short().is_none()
     {
         tracing::info!(
             "instances are hibernated by time only, since this host does not tell its memory pressure: {error}"
@@ -72,7 +72,7 @@ pub async fn watch_pressure(node: Arc<NodeState>) {
     }
     loop {
         sleep(LOOK_EVERY).await;
-        if crate::debug::is_memory_short().unwrap_or_else(is_short) {
+        if thaw_home::debug::is_memory_short().unwrap_or_else(is_short) {
             relieve(&node);
         }
     }

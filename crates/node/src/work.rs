@@ -1,12 +1,12 @@
 //! What builds keep for functions that are gone: packages, caches of package managers.
 
-use crate::home::Home;
 use crate::usage::bytes_below;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
+use thaw_home::home::Home;
 use thaw_store::{Name, Removal, Store, StoreError};
 
 /// A directory that has changed within this time may belong to a function that is about to be built

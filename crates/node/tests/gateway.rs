@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_home::config::FunctionConfig;
 use thaw_node::boots::BootKind;
-use thaw_node::config::FunctionConfig;
 use thaw_node::edge::Addresses;
 use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use thaw_node::config::Quotas;
+use thaw_home::config::Quotas;
 use thaw_node::sandboxes::{NewSandbox, Sandboxes};
 
 /// A grace that outlasts every test, and so does the wait of a request.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_node::config::Quotas;
+use thaw_home::config::Quotas;
 use thaw_node::instance::{End, Report};
 use thaw_node::sandboxes::{NewSandbox, SandboxInfo, Sandboxes};
 use tokio::task::JoinSet;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_home::config::Quotas;
 use thaw_node::asleep::AsleepSpace;
-use thaw_node::config::Quotas;
 
 /// Instances that serve one request after the other.
 const KEPT: &str = "isolation = \"instance\"";

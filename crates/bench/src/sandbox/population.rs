@@ -5,10 +5,10 @@ use crate::memory::{HostMemory, TreeMemory};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 use thaw_daemon::daemon::ServeError;
+use thaw_home::function::BuiltFunction;
+use thaw_home::home::Home;
 use thaw_node::asleep::AsleepSpace;
 use thaw_node::boots::BootKind;
-use thaw_node::function::BuiltFunction;
-use thaw_node::home::Home;
 use thaw_node::sandboxes::{ExecRequest, ExecState, Started};
 use thaw_store::Store;
 

@@ -13,10 +13,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use thaw_home::config::{Connections, Isolation};
+use thaw_home::function::BuiltFunction;
+use thaw_home::home::Home;
 use thaw_node::boots::BootKind;
-use thaw_node::config::{Connections, Isolation};
-use thaw_node::function::BuiltFunction;
-use thaw_node::home::Home;
 use thaw_node::instance::WorkingSetUse;
 use thaw_store::Store;
 

@@ -18,7 +18,7 @@ use serde::Serialize;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Samples of every measure that a side takes in its turn.
 const SAMPLES: usize = 20;
@@ -104,7 +104,7 @@ pub enum SideError {
 /// # Errors
 /// A side does not run, or a function does not answer.
 pub fn syscalls(
-    home: impl FnOnce() -> Result<Home, thaw_node::home::HomeError>,
+    home: impl FnOnce() -> Result<Home, thaw_home::home::HomeError>,
     options: &SyscallOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Result<SyscallReport, BenchError> {

@@ -12,9 +12,9 @@ use measures::MEASURES;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use thaw_node::config::ByteSize;
-use thaw_node::home::Home;
-use thaw_node::volumes::{VolumeError, VolumeStore};
+use thaw_home::config::ByteSize;
+use thaw_home::home::Home;
+use thaw_home::volumes::{VolumeError, VolumeStore};
 use thaw_store::Name;
 
 /// A load of SQLite, which times itself.

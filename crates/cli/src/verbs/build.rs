@@ -11,11 +11,11 @@ use std::io::{IsTerminal, Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use thaw_node::build::{BuildEvent, BuildOptions, Built, Comparison, Training, Trust, build};
+use thaw_build::build::{BuildEvent, BuildOptions, Built, Comparison, Training, Trust, build};
+use thaw_home::config::{CpuBaseline, DomainName, TimeSpan};
+use thaw_home::home::Home;
+use thaw_home::secrets::SecretStore;
 use thaw_node::catalog::Reload;
-use thaw_node::config::{CpuBaseline, DomainName, TimeSpan};
-use thaw_node::home::Home;
-use thaw_node::secrets::SecretStore;
 use thaw_store::{Activation, Name, parse_label};
 
 /// Build a function: import its files, run it to its entry point, freeze it.

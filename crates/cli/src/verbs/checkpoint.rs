@@ -6,8 +6,8 @@ use crate::failure::{Failure, Outcome};
 use crate::key_file::KeyFile;
 use crate::output;
 use clap::Args;
+use thaw_home::seal::owner::KeyId;
 use thaw_node::instance::Checkpointed;
-use thaw_node::seal::owner::KeyId;
 use thaw_node::service::{CheckpointTaken, VolumeFiles};
 
 /// Write a live instance to the store, by a name.

@@ -7,8 +7,8 @@ use clap::Args;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_daemon::admin::CheckpointInfo;
-use thaw_node::home::Home;
-use thaw_node::volumes::VolumeStore;
+use thaw_home::home::Home;
+use thaw_home::volumes::VolumeStore;
 use thaw_store::{Name, Store};
 
 /// List the checkpoints in the store, or remove one.

@@ -5,7 +5,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
 use thaw_daemon::deploy::{DeployError, Deployment};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 use thaw_store::Store;
 
 /// Whom to ask, and how to tell what was done.

@@ -5,8 +5,8 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table, size};
 use clap::Args;
 use std::process::ExitCode;
-use thaw_node::config::DomainName;
-use thaw_node::home::Home;
+use thaw_home::config::DomainName;
+use thaw_home::home::Home;
 use thaw_node::usage::{AsleepUse, DiskUse, MemoryUse, UsageReport};
 use thaw_store::{ImageId, Store};
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use thaw_abi::filter::{Check, HostCall, List};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 use thaw_sandbox::host::{Probe, Status, probe, state_directory};
 
 /// Say what this host has and lacks, and what to do about it.

@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
-use thaw_node::config::ByteSize;
-use thaw_node::container::{ImageProgress, StoredImage};
+use thaw_build::container::{ImageProgress, StoredImage};
+use thaw_home::config::ByteSize;
 use thaw_oci::{Limits, UnpackReport};
 
 /// How often the line on a terminal is written anew.

@@ -5,12 +5,12 @@ use crate::output;
 use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;
+use thaw_home::config::FunctionName;
+use thaw_home::home::Home;
+use thaw_home::partial::kernels_of_partial;
+use thaw_home::volumes::VolumeStore;
 use thaw_node::asleep::images_of_sleepers;
-use thaw_node::config::FunctionName;
-use thaw_node::home::Home;
-use thaw_node::kernels_of_partial;
 use thaw_node::sandboxes::functions_of_sandboxes;
-use thaw_node::volumes::VolumeStore;
 use thaw_node::work::{RemovedWork, remove_work_of_nobody};
 use thaw_store::{GcReport, Kept, Name, Removal, Store, VERSIONS_KEPT};
 

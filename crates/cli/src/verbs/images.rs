@@ -5,7 +5,7 @@ use crate::output::{self, Table};
 use clap::Args;
 use std::process::ExitCode;
 use thaw_daemon::admin::{ImageSummary, summarize_images};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 use thaw_store::{ImageForm, Store};
 
 /// List the stored images, the functions and checkpoints that they belong to, and the images

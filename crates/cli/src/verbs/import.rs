@@ -7,8 +7,9 @@ use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use thaw_node::home::Home;
-use thaw_node::{container, rootfs};
+use thaw_build::container;
+use thaw_home::home::Home;
+use thaw_home::rootfs;
 use thaw_oci::Layout;
 use thaw_store::{Name, Store};
 

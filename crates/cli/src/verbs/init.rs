@@ -7,8 +7,8 @@ use serde_json::json;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use thaw_node::config::FunctionName;
-use thaw_node::init::{Language, Project, Replace, Starter, detect, make_starter, name_of, write};
+use thaw_build::init::{Language, Project, Replace, Starter, detect, make_starter, name_of, write};
+use thaw_home::config::FunctionName;
 use thaw_sandbox::escape;
 
 /// Write a thaw.toml for the program in a directory, or a new program with one.

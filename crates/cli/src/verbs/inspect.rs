@@ -11,12 +11,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use thaw_abi::cpu::Baseline;
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
+use thaw_build::build::open_ancestor;
 use thaw_daemon::admin::FunctionDetail;
+use thaw_home::config::{FunctionConfig, FunctionName};
+use thaw_home::function::Finding;
+use thaw_home::function::{BuiltFunction, Origin};
+use thaw_home::home::Home;
 use thaw_node::boots::BootRecord;
-use thaw_node::build::{Finding, open_ancestor};
-use thaw_node::config::{FunctionConfig, FunctionName};
-use thaw_node::function::{BuiltFunction, Origin};
-use thaw_node::home::Home;
 use thaw_node::instance::{RewindInfo, RewindVerdict, StandbyInfo};
 use thaw_node::pulls::PullState;
 use thaw_node::service::InstanceInfo;
@@ -228,7 +229,7 @@ impl ImageReport {
         let file = store.open_image(function.image).map_err(|error| error.to_string())?;
         let image = Image::open_with(file, &mut |ancestor| open_ancestor(store, ancestor))
             .map_err(|error| error.to_string())?;
-        let kernel = thaw_node::debug::kernel().map_err(|error| error.to_string())?;
+        let kernel = thaw_home::debug::kernel().map_err(|error| error.to_string())?;
         let own_build = image.header().kernel_build;
         let is_older = own_build != kernel.build_id();
         let fit = Fit {
@@ -427,7 +428,7 @@ fn short(hash: &str) -> &str {
 mod tests {
     use super::*;
     use std::path::Path;
-    use thaw_node::build::FindingKind;
+    use thaw_home::function::FindingKind;
 
     fn report() -> Report {
         let text = "name = \"f\"\ncommand = [\"/app/f\", \"a\\u001bb\"]\nport = 1\n\

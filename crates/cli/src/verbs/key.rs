@@ -6,8 +6,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use std::process::ExitCode;
 use thaw_e2b::{Key, KeyStore, NewKey, RequestRate, Role};
-use thaw_node::config::ByteSize;
-use thaw_node::home::Home;
+use thaw_home::config::ByteSize;
+use thaw_home::home::Home;
 
 /// Make, list and revoke the keys of E2B's API (`thaw serve --e2b`).
 ///

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use thaw_daemon::activation;
 use thaw_daemon::daemon::{AdminOptions, ListenOptions};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Where the gateway listens if nobody says.
 const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);

@@ -12,9 +12,9 @@ use std::time::Duration;
 use thaw_daemon::activation;
 use thaw_daemon::daemon::ServeError;
 use thaw_daemon::monitor::{self, RendezvousError};
-use thaw_node::config::TimeSpan;
-use thaw_node::home::Home;
-use thaw_node::monitor::DaemonUser;
+use thaw_home::config::TimeSpan;
+use thaw_home::home::Home;
+use thaw_home::user::DaemonUser;
 
 /// Keep root's rights for a daemon that is started without them.
 ///

@@ -2,9 +2,9 @@
 
 use crate::failure::Failure;
 use std::path::Path;
-use thaw_node::home::Home;
+use thaw_home::home::Home;
+use thaw_home::volumes::{VolumeError, VolumeStore};
 use thaw_node::sandboxes::SandboxVolume;
-use thaw_node::volumes::{VolumeError, VolumeStore};
 use thaw_sandbox::{BoundAccess, BoundDirectory, HostPolicy, Mount, MountKind, VolumeShare};
 use thaw_store::Name;
 

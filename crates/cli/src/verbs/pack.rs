@@ -5,8 +5,8 @@ use crate::output;
 use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;
-use thaw_node::config::ByteSize;
-use thaw_node::home::Home;
+use thaw_home::config::ByteSize;
+use thaw_home::home::Home;
 use thaw_node::packing::{Nobody, RoomReport, make_room};
 use thaw_store::Store;
 

@@ -10,11 +10,11 @@ use crate::output;
 use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;
-use thaw_node::artifact::{self, Installed, Part, PullEvent, PullOptions, Pulled, Refreeze};
+use thaw_build::artifact::{self, Installed, Part, PullEvent, PullOptions, Pulled, Refreeze};
+use thaw_home::config::DomainName;
+use thaw_home::function::StoredFunction;
+use thaw_home::home::Home;
 use thaw_node::catalog::Reload;
-use thaw_node::config::DomainName;
-use thaw_node::function::StoredFunction;
-use thaw_node::home::Home;
 use thaw_oci::Reference;
 use thaw_store::Name;
 

@@ -8,8 +8,8 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use thaw_node::artifact::{self, Pushed};
-use thaw_node::home::Home;
+use thaw_build::artifact::{self, Pushed};
+use thaw_home::home::Home;
 use thaw_oci::{PushProgress, Reference, SigningKey};
 
 /// How often the line on a terminal is written anew.

@@ -6,7 +6,7 @@ use crate::output::{self, Table, ago, escape, size};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 use std::process::ExitCode;
-use thaw_node::config::FunctionName;
+use thaw_home::config::FunctionName;
 use thaw_node::triggers::{InvocationId, InvocationInfo, Origin, QueueInfo};
 
 /// Show, retry and remove asynchronous invocations.

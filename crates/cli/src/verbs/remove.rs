@@ -4,12 +4,12 @@ use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
 use std::process::ExitCode;
-use thaw_node::artifact;
+use thaw_build::artifact;
+use thaw_home::home::Home;
+use thaw_home::secrets::SecretStore;
 use thaw_node::catalog::Reload;
-use thaw_node::home::Home;
 use thaw_node::pulls::{PullInfo, PullState};
 use thaw_node::sandboxes::SandboxInfo;
-use thaw_node::secrets::SecretStore;
 use thaw_store::{Name, Store};
 
 /// Forget a function and its secrets; `thaw gc` then frees its files.

@@ -19,11 +19,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize};
-use thaw_node::config::{ByteSize, Egress, EgressRule, TimeSpan};
-use thaw_node::container::{self, Account, StoredImage};
-use thaw_node::home::Home;
+use thaw_build::container::{self, Account, StoredImage};
+use thaw_home::config::{ByteSize, Egress, EgressRule, TimeSpan};
+use thaw_home::home::Home;
+use thaw_home::rootfs::{self, StoredRootfs};
 use thaw_node::reactor::watch_sandbox;
-use thaw_node::rootfs::{self, StoredRootfs};
 use thaw_oci::{Limits, Reference, Settings};
 use thaw_sandbox::limits::{self, Controller, Missing, PROCESSES_MAX};
 use thaw_sandbox::{
@@ -281,11 +281,11 @@ fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {
         window: window(stdio),
     };
     let _terminal = terminal::restore_at_the_end(stdio)?;
-    let console = Console::lines(thaw_node::debug::console_rate(), print_console)?;
+    let console = Console::lines(thaw_home::debug::console_rate(), print_console)?;
     let parent = ZygoteParent::start(ZygoteConfig {
         // Limits that nobody has asked for may be weak, and are judged below.
         weak_limits: WeakLimits::Accept,
-        ..ZygoteConfig::for_few(thaw_node::debug::kernel()?, console.clone())
+        ..ZygoteConfig::for_few(thaw_home::debug::kernel()?, console.clone())
     })?;
     check_limits(&asked_limits, parent.missing_controllers(), arguments.weak_limits.chosen())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -421,7 +421,7 @@ fn host_policy(arguments: &Arguments) -> HostPolicy {
 /// Prints what comes from the console of the sandbox: a trace as it is, the kernel's
 /// last words with a word on whose they are.
 fn print_console(output: &ConsoleOutput<'_>) {
-    let trace = thaw_node::debug::console_rate() == ConsoleRate::Lossless;
+    let trace = thaw_home::debug::console_rate() == ConsoleRate::Lossless;
     // Without a standard error there is nobody to tell.
     let _ = match output {
         ConsoleOutput::Line { text, .. } if trace => writeln!(io::stderr(), "{text}"),
@@ -606,7 +606,7 @@ impl Signals {
 fn environment(of_image: &[String], additions: &[String]) -> Vec<OsString> {
     let term = std::env::var_os("TERM").unwrap_or_else(|| "dumb".into());
     let mut variables: Vec<(OsString, OsString)> = vec![
-        ("PATH".into(), thaw_node::DEFAULT_PATH.into()),
+        ("PATH".into(), thaw_build::DEFAULT_PATH.into()),
         ("HOME".into(), "/root".into()),
         ("TERM".into(), term),
         ("LANG".into(), "C.UTF-8".into()),
@@ -633,7 +633,7 @@ fn environment(of_image: &[String], additions: &[String]) -> Vec<OsString> {
 fn flags(stdio: [BorrowedFd<'_>; 3]) -> u32 {
     let tty = [FLAG_STDIN_TTY, FLAG_STDOUT_TTY, FLAG_STDERR_TTY];
     let ttys = stdio.iter().zip(tty).filter(|(fd, _)| isatty(fd)).fold(0, |all, (_, f)| all | f);
-    ttys | thaw_node::debug::flags()
+    ttys | thaw_home::debug::flags()
 }
 
 fn window(stdio: [BorrowedFd<'_>; 3]) -> Option<WindowSize> {

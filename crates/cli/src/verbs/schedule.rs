@@ -6,7 +6,7 @@ use crate::output::{self, Table};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
-use thaw_node::config::FunctionName;
+use thaw_home::config::FunctionName;
 use thaw_node::triggers::ScheduleInfo;
 
 /// Show the schedules of functions ([[schedules]] in thaw.toml), and when they fire next.

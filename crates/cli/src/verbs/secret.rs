@@ -10,10 +10,10 @@ use std::io::{Read, stdin};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
-use thaw_node::config::{FunctionConfig, FunctionName, Inject};
-use thaw_node::function::{BuiltFunction, FunctionError};
-use thaw_node::home::Home;
-use thaw_node::secrets::{SecretInfo, SecretStore};
+use thaw_home::config::{FunctionConfig, FunctionName, Inject};
+use thaw_home::function::{BuiltFunction, FunctionError};
+use thaw_home::home::Home;
+use thaw_home::secrets::{SecretInfo, SecretStore};
 use thaw_store::{Name, Store};
 
 /// Set, list and remove the values of a function's secrets.

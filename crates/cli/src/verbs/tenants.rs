@@ -7,7 +7,7 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use thaw_node::config::{ByteSize, Quotas};
+use thaw_home::config::{ByteSize, Quotas};
 use thaw_node::tenants::TenantReport;
 
 /// Show what tenants use and what they may use.

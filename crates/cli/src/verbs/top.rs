@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
-use thaw_node::config::TimeSpan;
+use thaw_home::config::TimeSpan;
 use thaw_node::history::{FunctionStats, NodeStats, Stats};
 
 /// Show what the node does: requests, times, boots and instances by function, the busiest first.

@@ -6,7 +6,7 @@ use crate::output::{self, Table};
 use clap::Args;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_daemon::deploy::{self, Deployment, VersionInfo};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 use thaw_sandbox::escape;
 use thaw_store::Store;
 

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 use thaw_daemon::admin::SnapshotMade;
-use thaw_node::config::{ByteSize, DomainName, FunctionName};
-use thaw_node::home::Home;
-use thaw_node::volumes::{VolumeError, VolumeInfo, VolumeStore};
+use thaw_home::config::{ByteSize, DomainName, FunctionName};
+use thaw_home::home::Home;
+use thaw_home::volumes::{VolumeError, VolumeInfo, VolumeStore};
 use thaw_sandbox::Copied;
 use thaw_store::Name;
 

@@ -3,7 +3,7 @@
 use axum::http::{HeaderMap, Request, StatusCode, Uri, header, uri::Authority};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
-use thaw_node::admin::AdminToken;
+use thaw_home::admin::AdminToken;
 
 /// What a request over TCP has to show. A monitor gives it to its daemon as text.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -80,9 +80,9 @@ pub use types::{
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use thaw_home::home::Home;
 use thaw_node::catalog::Catalog;
 use thaw_node::history::History;
-use thaw_node::home::Home;
 use thaw_node::node::NodeState;
 use thaw_node::sandboxes::Sandboxes;
 use tokio::sync::Mutex;

@@ -1,7 +1,7 @@
 //! Keys of checkpoints, which come in the body of a request and stay in memory.
 
 use axum::body::{Body, to_bytes};
-use thaw_node::seal::owner::{KEY_MAX, KeyError, OwnerKey};
+use thaw_home::seal::owner::{KEY_MAX, KeyError, OwnerKey};
 use zeroize::Zeroizing;
 
 /// The key in a body; `None`: the body is empty. The server's own buffer of the body is not

@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+use thaw_home::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
+use thaw_home::function::BuiltFunction;
+use thaw_home::volumes::VolumeSnapshot;
 use thaw_node::boots::BootRecord;
 use thaw_node::catalog::{Catalog, PARTIAL};
-use thaw_node::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
-use thaw_node::function::BuiltFunction;
 use thaw_node::instance::{FrozenInstance, HibernatedInstance, SleepingInstance, StandbyInfo};
 use thaw_node::pulls::Fetching;
 use thaw_node::service::{InstanceInfo, Service};
-use thaw_node::volumes::VolumeSnapshot;
 use thaw_sandbox::Copied;
 use thaw_store::{CheckpointRecord, ImageForm, ImageInfo, Store, StoreError};
 

@@ -4,10 +4,10 @@ use crate::activation::ActivationError;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use thaw_node::admin::TokenError;
-use thaw_node::config::QuotasError;
+use thaw_home::admin::TokenError;
+use thaw_home::config::QuotasError;
+use thaw_home::home::HomeError;
 use thaw_node::edge::GatewayFileError;
-use thaw_node::home::HomeError;
 use thaw_sandbox::{CoreError, KernelError, ZygoteError};
 use thaw_store::StoreError;
 

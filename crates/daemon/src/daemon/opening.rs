@@ -4,19 +4,19 @@ use super::{CoreSharing, ServeError, ServeOptions, lasting};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use thaw_home::config::QUOTAS_FILE;
+use thaw_home::home::Home;
+use thaw_home::secrets::SecretStore;
+use thaw_home::volumes::VolumeStore;
 use thaw_node::asleep::AsleepSpace;
 use thaw_node::catalog::Catalog;
-use thaw_node::config::QUOTAS_FILE;
 use thaw_node::edge::GATEWAY_FILE;
-use thaw_node::home::Home;
 use thaw_node::legacy;
 use thaw_node::logs::{AccessFile, Logs};
 use thaw_node::node::NodeState;
 use thaw_node::sandboxes::registry::versions_of_sandboxes;
-use thaw_node::secrets::SecretStore;
 use thaw_node::swap::SwapSpace;
 use thaw_node::tenants::{CARRIED_FILE, read_periods};
-use thaw_node::volumes::VolumeStore;
 use thaw_sandbox::{
     Console, ConsoleOutput, CoreScheduling, PoolConfig, WeakLimits, ZygoteConfig, ZygotePool,
     limits, monitor,
@@ -128,7 +128,7 @@ pub fn start_pool(
 
 /// What takes the last words of sandboxes' kernels, and traces.
 fn console() -> io::Result<Console> {
-    Console::lines(thaw_node::debug::console_rate(), log_console)
+    Console::lines(thaw_home::debug::console_rate(), log_console)
 }
 
 fn start_pool_with(
@@ -140,7 +140,7 @@ fn start_pool_with(
     let zygotes = ZygoteConfig {
         directory: Some(home.root().to_owned()),
         weak_limits,
-        ..ZygoteConfig::new(thaw_node::debug::kernel()?, console)
+        ..ZygoteConfig::new(thaw_home::debug::kernel()?, console)
     };
     let pool = ZygotePool::new(PoolConfig { size, zygotes })?;
     let parent = pool.parent()?;

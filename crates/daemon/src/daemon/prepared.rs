@@ -8,8 +8,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use thaw_node::admin::AdminToken;
-use thaw_node::home::{DaemonLock, Home};
+use thaw_home::admin::AdminToken;
+use thaw_home::home::{DaemonLock, Home};
 use thaw_sandbox::{GuardedPort, PortGuard, Transport};
 
 /// What a daemon may need root's rights for: its lock, its listeners and its token.

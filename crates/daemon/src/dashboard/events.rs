@@ -118,7 +118,7 @@ async fn network(State(app): State<App>, Extension(session): Extension<Session>)
     };
     let mut functions = app.admin.shared.functions();
     functions.sort_by(|a, b| a.name().as_str().cmp(b.name().as_str()));
-    let rule = |rule: &thaw_node::config::EgressRule| {
+    let rule = |rule: &thaw_home::config::EgressRule| {
         serde_json::to_value(rule)
             .ok()
             .and_then(|v| v.as_str().map(str::to_owned))

@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use thaw_node::artifact::Part;
+use thaw_build::artifact::Part;
+use thaw_home::home::Home;
 use thaw_node::catalog::Catalog;
-use thaw_node::home::Home;
 use thaw_node::pulls::{News, Order, Pulls, hear, say};
 use tokio::runtime::Handle;
 

@@ -10,10 +10,10 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_node::artifact::{self, ArtifactError, Installed, Part, PullEvent, Pulled};
-use thaw_node::container::ImageProgress;
-use thaw_node::function::StoredFunction;
-use thaw_node::home::Home;
+use thaw_build::artifact::{self, ArtifactError, Installed, Part, PullEvent, Pulled};
+use thaw_build::container::ImageProgress;
+use thaw_home::function::StoredFunction;
+use thaw_home::home::Home;
 use thaw_node::pulls::{News, Order, PullsError, hear, options_of, say};
 use thaw_sandbox::monitor::FetcherCommand;
 

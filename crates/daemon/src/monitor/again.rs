@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 use thaw_sandbox::monitor::{self, Leaving, Left, Monitor, MonitorState, Number, Refused};
 
 /// Version of [`State`]. Change it with that and all that it is made of ([`MonitorState`] above

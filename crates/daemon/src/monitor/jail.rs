@@ -20,7 +20,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 use thaw_sandbox::monitor::{
     self, DaemonIds, copy_tree, drop_groups_if_allowed, enter_root as enter_new_root,
     hold_capabilities, put_tree, shrink_bounding_set, unshare_mounts,

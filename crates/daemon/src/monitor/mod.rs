@@ -18,7 +18,7 @@ pub use again::{TakeOverError, can_take_over};
 pub(crate) use jail::{FetcherStart, become_fetcher, confine_memory};
 pub use jail::{Inherited, become_daemon};
 pub use rendezvous::{RendezvousError, connect_daemon, resume_at, run_at};
-use thaw_node::monitor::{DaemonUser, UserKind, give_home, linked_directories};
+use thaw_home::user::{DaemonUser, UserKind, give_home, linked_directories};
 
 use crate::activation;
 use crate::admin::RemoteAccess;
@@ -36,7 +36,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 use thaw_sandbox::WeakLimits;
 use thaw_sandbox::monitor::{self, FetcherCommand, Grant, Monitor, NoNamespaces};
 

@@ -36,7 +36,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 use thaw_sandbox::WeakLimits;
 use thaw_sandbox::monitor::{self, DaemonIds, Leaving, Left, Number};
 

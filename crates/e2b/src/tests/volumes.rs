@@ -6,8 +6,8 @@ use crate::records::VolumeRecord;
 use axum::http::header::AUTHORIZATION;
 use std::os::unix::fs::symlink;
 use std::sync::atomic::Ordering;
-use thaw_node::home::Home;
-use thaw_node::volumes::VolumeStore;
+use thaw_home::home::Home;
+use thaw_home::volumes::VolumeStore;
 
 struct Volumes {
     place: Place,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
-use thaw_node::volumes::{VolumeError, VolumeStore};
+use thaw_home::volumes::{VolumeError, VolumeStore};
 use thaw_sandbox::{BoundAccess, VolumeMount, VolumeShare};
 use thaw_store::Name;
 use tokio::time::sleep;

@@ -347,9 +347,9 @@ pub fn remove(client: &VolumeClient, place: &Place) -> Result<(), Problem> {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
-    use thaw_node::config::ByteSize;
-    use thaw_node::home::Home;
-    use thaw_node::volumes::VolumeStore;
+    use thaw_home::config::ByteSize;
+    use thaw_home::home::Home;
+    use thaw_home::volumes::VolumeStore;
     use thaw_sandbox::{BoundAccess, VolumeShare};
     use thaw_store::Name;
 

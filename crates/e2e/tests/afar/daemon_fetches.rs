@@ -51,7 +51,7 @@ fn pull(rig: &Rig) -> Value {
     pulls(rig).pop().unwrap_or(Value::Null)
 }
 
-/// How long those who wait for a part do so without a fetcher (crates/node/src/partial/far.rs).
+/// How long those who wait for a part do so without a fetcher (crates/node/src/far.rs).
 const WITHOUT_FETCHER: Duration = Duration::from_secs(15);
 
 /// The text that is answered to somebody who waits while one fetcher takes the place of another. Only if

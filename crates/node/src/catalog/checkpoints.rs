@@ -3,22 +3,22 @@
 use super::Catalog;
 use super::launchers::LoadError;
 use super::open_checkpoints::OpenFor;
-use crate::build::{open_image_file, open_image_of_any_build};
-use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
     BootPolicy, Checkpoint, Decrypted, LaunchOptions, Launcher, SandboxLauncher, StandsOn,
     Techniques, WorkingSetUse,
 };
-use crate::rootfs::StoredRootfs;
 use crate::sandboxes::{ExecNote, SandboxVolume};
-use crate::seal::memory_file;
-use crate::seal::owner::{Head, OwnerKey};
 use crate::service::{CheckpointOf, Service};
 use crate::tenants::Tenant;
-use crate::volumes::VolumeSnapshot;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use thaw_build::build::{open_image_file, open_image_of_any_build};
+use thaw_home::config::{FunctionConfig, FunctionName};
+use thaw_home::rootfs::StoredRootfs;
+use thaw_home::seal::memory_file;
+use thaw_home::seal::owner::{Head, OwnerKey};
+use thaw_home::volumes::VolumeSnapshot;
 use thaw_sandbox::{FreezeBase, Image};
 use thaw_store::{CheckpointRecord, ImageId, Name, StoreError};
 use tokio::task::spawn_blocking;

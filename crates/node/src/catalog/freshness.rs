@@ -1,13 +1,13 @@
 //! Images that are frozen anew: those that are too old, that crash, or that cannot be used.
 
 use super::{Build, Catalog};
-use crate::build::{self, BuildError, BuildOptions};
-use crate::config::FunctionName;
 use crate::service::Service;
 use std::collections::BTreeSet;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_build::build::{self, BuildError, BuildOptions};
+use thaw_home::config::FunctionName;
 use tokio::task::JoinSet;
 
 /// How often the age of images is looked at.

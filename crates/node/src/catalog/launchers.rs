@@ -1,14 +1,14 @@
 //! What boots instances of functions.
 
 use super::{Build, Catalog};
-use crate::build::{FreezeFailure, open_image_of_any_build};
-use crate::function::{BuiltFunction, FunctionError};
 use crate::instance::{
     BootPolicy, LaunchOptions, RestingLauncher, RewindPolicy, SandboxLauncher, Techniques,
 };
-use crate::rootfs::StoredRootfs;
-use crate::tenants::TenantName;
 use std::sync::Arc;
+use thaw_build::build::{FreezeFailure, open_image_of_any_build};
+use thaw_home::function::{BuiltFunction, FunctionError};
+use thaw_home::rootfs::StoredRootfs;
+use thaw_home::tenants::TenantName;
 use thaw_sandbox::{
     BuildError as KernelBuildError, CoreError, Image, ImageError, PlanError, ZygotePool,
 };

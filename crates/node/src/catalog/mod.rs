@@ -16,8 +16,6 @@ use partial::Far;
 pub use partial::PARTIAL;
 pub use restart::{RestartError, Restarted};
 
-use crate::config::{FunctionConfig, FunctionName};
-use crate::function::BuiltFunction;
 use crate::instance::{Client, LaunchError, Launched, Launcher, WorkingSetUse};
 use crate::logs::{FunctionLog, Logs};
 use crate::node::NodeState;
@@ -26,6 +24,8 @@ use crate::service::Service;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
+use thaw_home::config::{FunctionConfig, FunctionName};
+use thaw_home::function::BuiltFunction;
 use thaw_sandbox::{BuildPools, ZygotePool};
 use thaw_store::{FunctionRecord, ImageId, Name, RolledBack, Share, Store, StoreError};
 

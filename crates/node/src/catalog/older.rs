@@ -4,11 +4,11 @@
 use super::Catalog;
 use super::launchers::LoadError;
 use crate::asleep::AsleepNote;
-use crate::config::FunctionName;
-use crate::function::BuiltFunction;
 use crate::instance::InstanceNote;
 use crate::service::Service;
 use std::sync::Arc;
+use thaw_home::config::FunctionName;
+use thaw_home::function::BuiltFunction;
 use thaw_store::{ImageId, IndexId, Name, StoreError, Version};
 
 /// A version of a function, and the image of it that its sandboxes are of, if that is another one by

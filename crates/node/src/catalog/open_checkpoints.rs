@@ -1,10 +1,10 @@
 //! Checkpoints that are open, so that the next sandbox of one need not read its image again.
 
-use crate::config::FunctionConfig;
 use crate::instance::Launcher;
 use crate::service::Service;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use thaw_home::config::FunctionConfig;
 use thaw_store::{ImageId, Name};
 
 /// Most of them. Each has some descriptors, and the page tables of its image.

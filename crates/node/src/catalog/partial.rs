@@ -1,16 +1,17 @@
 //! Functions of which only a part is here: they are served while the rest is fetched.
 
 use super::{Broken, Build, Catalog, Known, KnownFunction, LoadError, Reload};
-use crate::build::FreezeFailure;
-use crate::config::{FunctionConfig, FunctionName};
-use crate::function::BuiltFunction;
+use crate::far::FarContents;
 use crate::instance::{Launcher, SandboxLauncher, while_partial};
-use crate::partial::{self, FarContents, PartialFunction};
 use crate::service::Service;
-use crate::tenants::TenantName;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use thaw_build::build::FreezeFailure;
+use thaw_home::config::{FunctionConfig, FunctionName};
+use thaw_home::function::BuiltFunction;
+use thaw_home::partial::{self, PartialFunction};
+use thaw_home::tenants::TenantName;
 use thaw_sandbox::{Fit, cpu_features};
 use thaw_store::{KernelId, StoreError};
 

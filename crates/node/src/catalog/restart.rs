@@ -1,13 +1,13 @@
 //! Restarting a function: the same versions of it, served by new instances.
 
 use super::Catalog;
-use crate::config::{FunctionConfig, FunctionName};
-use crate::function::{BuiltFunction, FunctionError};
-use crate::home::Home;
 use crate::rollout::Served;
-use crate::secrets::SecretStore;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use thaw_home::config::{FunctionConfig, FunctionName};
+use thaw_home::function::{BuiltFunction, FunctionError};
+use thaw_home::home::Home;
+use thaw_home::secrets::SecretStore;
 use thaw_store::{FunctionRecord, Name, StoreError};
 
 /// What a restart has begun.

@@ -2,13 +2,13 @@
 //! in a line, so every part of it has a bound, and nothing of it can end the line.
 
 use super::request_id::RequestId;
-use crate::config::FunctionName;
 use hyper::header::{HeaderMap, HeaderName, REFERER, USER_AGENT};
 use serde::Deserialize;
 use serde_json::json;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_home::config::FunctionName;
 
 /// Most bytes of one part of a line that a client has chosen.
 const PART_MAX: usize = 1024;

@@ -1,10 +1,10 @@
 //! The file of the gateway, and the files that it names.
 
-use crate::config::ConfigError;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use thaw_home::config::ConfigError;
 
 /// Name of the file in `$THAW_HOME`.
 pub const GATEWAY_FILE: &str = "gateway.toml";

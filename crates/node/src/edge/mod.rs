@@ -27,12 +27,10 @@ pub use live_server::LiveServer;
 pub use operators::{Addresses, Operators, Trust};
 pub use rate::take_allowance;
 pub use request_id::RequestId;
-pub(crate) use request_id::TRACEPARENT;
 pub(crate) use routes::{Asked, Target};
 pub(crate) use rules::Policy;
 pub use rules::Rules;
 
-use crate::config::FunctionName;
 use crate::logs::AccessFile;
 use access::Format;
 use file::Stamp;
@@ -44,6 +42,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
+use thaw_home::config::FunctionName;
 
 /// What the gateway goes by. Locks are held for a few instructions each, and none is taken
 /// while another is held.

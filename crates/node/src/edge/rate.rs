@@ -1,13 +1,13 @@
 //! How many requests a function takes of a client: the generic cell rate algorithm (ITU-T
 //! I.371), which keeps one time for each client and needs no clock of its own.
 
-use crate::config::{FunctionName, TimeSpan};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use thaw_home::config::{FunctionName, TimeSpan};
 
 /// Most clients of the node that are told apart. Others share one count for each function.
 const CLIENTS_MAX: usize = 65_536;

@@ -10,9 +10,8 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use thaw_http::message::TRACEPARENT;
 
-/// The header of a trace.
-pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Vendors' parts of a trace; means nothing without [`TRACEPARENT`].
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 

@@ -1,8 +1,8 @@
 //! Which function a request is for, by its host and its path.
 
-use crate::config::FunctionName;
 use serde::Deserialize;
 use std::collections::HashMap;
+use thaw_home::config::FunctionName;
 
 /// Most routes of a node.
 pub(super) const ROUTES_MAX: usize = 10_000;

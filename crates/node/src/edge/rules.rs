@@ -8,7 +8,6 @@ use super::file::{GatewayFileError, Reader, Stamp, bounded};
 use super::rate::Rate;
 use super::routes::{Asked, RouteTable, Routes, Target};
 use super::{Granted, Unauthorized};
-use crate::config::{ByteSize, ConfigError, FunctionName};
 use hyper::header::HeaderMap;
 use rustls::ServerConfig;
 use serde::Deserialize;
@@ -18,6 +17,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use thaw_home::config::{ByteSize, ConfigError, FunctionName};
 
 /// Most addresses for TLS.
 const LISTENERS_MAX: usize = 16;

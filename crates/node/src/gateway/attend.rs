@@ -4,8 +4,6 @@
 use super::answer::refuse;
 use super::refusal::Refusal;
 use super::report::{self, Account};
-use crate::clock::monotonic_ns;
-use crate::config::EntryKind;
 use crate::edge::{AccessRecord, Passage, RequestId};
 use crate::health::Verdict;
 use crate::instance::{Client, Done, End, Outcome, Placed};
@@ -14,6 +12,8 @@ use crate::socket::{Traffic, traffic, unread};
 use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
 use std::time::Duration;
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::EntryKind;
 
 /// How often a connection that no instance has touched is placed anew.
 const PLACEMENTS_MAX: u32 = 3;

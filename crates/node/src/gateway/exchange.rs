@@ -13,11 +13,7 @@ use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked, too_large};
 use super::ticket::{Seat, Ticket};
 use super::upgrade;
-use crate::clock::monotonic_ns;
-use crate::config::{EntryKind, Protocol};
 use crate::health::Verdict;
-use crate::http::head::HeadError;
-use crate::http::message::{self, Afterwards};
 use crate::instance::{Client, End, LetGo, Outcome, Way};
 use crate::node::NodeState;
 use crate::service::{Reuse, Service};
@@ -37,6 +33,10 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::{EntryKind, Protocol};
+use thaw_http::head::HeadError;
+use thaw_http::message::{self, Afterwards};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// How often a request that no instance has touched is placed anew.

@@ -5,15 +5,13 @@ use super::client::RoutedClient;
 use super::refusal::{Audience, Refusal};
 use super::report;
 use super::routed::{AnswerBody, too_large};
-use crate::config::FunctionConfig;
 use crate::edge::RequestId;
-use crate::http::head::HeadError;
 use crate::service::Service;
 use crate::traces::Producing;
 use crate::triggers::cloudevents::{self, Mode};
 use crate::triggers::{
-    ATTEMPT_HEADER, Holder, INVOCATION_HEADER, InvocationId, KEY_MAX, NewInvocation, NotQueued,
-    Origin, Queued, QueuedRequest, Room, carried, prefers_async,
+    Holder, InvocationId, KEY_MAX, NewInvocation, NotQueued, Origin, Queued, QueuedRequest, Room,
+    carried, prefers_async,
 };
 use crate::upstream::RequestBody;
 use http_body_util::{BodyExt, Full};
@@ -26,6 +24,8 @@ use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 use std::time::Duration;
+use thaw_home::config::FunctionConfig;
+use thaw_http::head::{ATTEMPT_HEADER, HeadError, INVOCATION_HEADER};
 use tokio::time::{Instant, timeout_at};
 
 /// Most bytes of an event in structured mode.

@@ -7,7 +7,6 @@
 use super::left::{Left, LeftFile};
 use super::tls::{State, Tls};
 use super::wire::Wire;
-use crate::clock::monotonic_ns;
 use crate::edge::Addresses;
 use crate::instance::{ConnectionNote, JoinedOrphan, LetGo};
 use crate::joined::Moving;
@@ -20,6 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use thaw_home::clock::monotonic_ns;
 use thaw_sandbox::{KeptForSuccessor, keep_connection};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};

@@ -6,8 +6,6 @@ use super::refusal::Refusal;
 use super::report;
 use super::routed::choose;
 use crate::edge::{Asked, Granted, Policy, Rules, Target, Unauthorized};
-use crate::http::head::{HeadError, first_label};
-use crate::http::message::{self, FORWARDED_PROTO};
 use crate::node::NodeState;
 use crate::service::Service;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -16,6 +14,8 @@ use hyper::http::uri::PathAndQuery;
 use hyper::http::{StatusCode, Uri};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use thaw_http::head::{HeadError, first_label};
+use thaw_http::message::{self, FORWARDED_PROTO};
 
 /// Where a request goes.
 pub(super) enum Way {

@@ -3,10 +3,10 @@
 
 use crate::edge::RequestId;
 use crate::health::Verdict;
-use crate::http::head::HeadError;
 use crate::service::{PlaceError, Service};
 use serde_json::json;
 use std::time::Duration;
+use thaw_http::head::HeadError;
 
 /// The gateway's own answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,14 +2,14 @@
 //! log and a count of the answer when a request is over.
 
 use super::refusal::{Audience, Refusal};
-use crate::clock::monotonic_ns;
-use crate::config::FunctionName;
 use crate::edge::{AccessRecord, Addresses, Passage, RequestId, Rules, beginning};
 use crate::node::NodeState;
 use crate::traces::RequestTrace;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::FunctionName;
 
 /// Most bytes of a detail that are logged.
 const DETAIL_MAX: usize = 512;

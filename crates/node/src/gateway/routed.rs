@@ -9,12 +9,8 @@ use super::passing::{self, Admittance, Passed, Way};
 use super::refusal::{Audience, Refusal};
 use super::report::{self, Account};
 use super::stdin::{self, OutputBody};
-use crate::clock::monotonic_ns;
-use crate::config::{EntryKind, FunctionName};
 use crate::edge::{AccessRecord, RequestId};
 use crate::health::Verdict;
-use crate::http::head::HeadError;
-use crate::http::message::{ERROR, REQUEST_ID};
 use crate::service::Service;
 use crate::traces::{Came, RequestTrace};
 use http_body_util::Full;
@@ -29,6 +25,10 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::{EntryKind, FunctionName};
+use thaw_http::head::HeadError;
+use thaw_http::message::{ERROR, REQUEST_ID};
 
 /// The body of an answer, and the request that it answers.
 pub(super) struct Answer {

@@ -55,11 +55,7 @@ pub(super) async fn answer(
     let mut head = head;
     let function = asked.service.name().as_str();
     // Nothing of the head reaches the program; it has to be clear all the same.
-    crate::http::message::to_instance(
-        &mut head,
-        function,
-        crate::http::message::Afterwards::Close,
-    )?;
+    thaw_http::message::to_instance(&mut head, function, thaw_http::message::Afterwards::Close)?;
     let (exit, output) = run(asked, body).await?;
     Ok(respond(exit, output))
 }
@@ -138,7 +134,7 @@ async fn exchange(
                     return Err(too_large(service, asked.body_max.unwrap_or_default()));
                 }
                 if state.has_failed() {
-                    return Err(Refusal::BadHead(crate::http::head::HeadError::Body));
+                    return Err(Refusal::BadHead(thaw_http::head::HeadError::Body));
                 }
                 sent = Some(writer);
                 deadline = Instant::now() + limit;

@@ -5,7 +5,6 @@ use super::exchange::Lease;
 use super::joined::{Joint, Pair, Place};
 use super::routed::AnswerBody;
 use super::wire::ClientIo;
-use crate::http::message;
 use crate::upstream::Tap;
 use http_body_util::Full;
 use hyper::Response;
@@ -15,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
+use thaw_http::message;
 
 /// Passes on an instance's answer `101`, and joins both connections.
 pub(super) fn switch(

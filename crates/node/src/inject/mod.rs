@@ -8,8 +8,6 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `authority` | the node's certificate authority, and a certificate for each host |
-//! | `trust` | has the programs of a function trust it |
 //! | `roots` | which servers the proxy trusts |
 //! | `own` | headers of one sandbox, which change while it runs |
 //! | `proxy` | takes connections of sandboxes, within bounds |
@@ -17,19 +15,18 @@
 //! | `upstream` | the connection to the server |
 //! | `watch` | ends those on which nothing moves |
 //!
+//! `thaw_build::authority` is the node's certificate authority, which `thaw_build::trust` has the programs
+//! of a function trust.
+//!
 //! Decision: docs/decisions/0056-secrets-that-no-sandbox-sees.md.
 
-mod authority;
 mod client;
 mod own;
 mod proxy;
 mod roots;
-mod trust;
 mod upstream;
 mod watch;
 
 pub use own::{OwnHeaders, WrongHeaders};
 pub(crate) use proxy::Proxy;
 pub use roots::read_roots;
-pub use trust::TrustError;
-pub(crate) use trust::put_trust;

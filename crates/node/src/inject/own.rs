@@ -2,11 +2,11 @@
 //! API gives with their values, and those of `thaw sandbox inject`, whose values are secrets of the
 //! function.
 
-use crate::config::{FunctionConfig, Inject, check_header};
 use hyper::header::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use thaw_home::config::{FunctionConfig, Inject, check_header};
 use thaw_sandbox::EgressRule;
 
 /// The port of a host that names none.
@@ -56,7 +56,7 @@ impl OwnHeaders {
     /// # Errors
     /// One sentence: there are too many, or the program could read such a secret.
     pub fn of_secrets(rules: Vec<Inject>, function: &FunctionConfig) -> Result<Self, WrongHeaders> {
-        let checked = crate::config::check_inject(&rules, &function.secrets.names);
+        let checked = thaw_home::config::check_inject(&rules, &function.secrets.names);
         checked.map_err(WrongHeaders::Wrong)?;
         let own = Self { rules, ..Self::default() };
         own.check_trust(function).map(|()| own)
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(own.destinations()[0].to_string(), "private:a.example:443");
         let error = OwnHeaders::of_secrets(vec![rule("seen")], &function).unwrap_err();
         assert!(error.to_string().contains("`seen`"));
-        let many = vec![rule("hidden"); crate::config::INJECT_MAX + 1];
+        let many = vec![rule("hidden"); thaw_home::config::INJECT_MAX + 1];
         assert!(OwnHeaders::of_secrets(many, &function).is_err());
     }
 }

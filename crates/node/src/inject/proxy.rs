@@ -3,11 +3,8 @@
 //! The proxy has a runtime of its own: what a sandbox keeps busy here, no client of the gateway
 //! waits for.
 
-use super::authority::{Authority, LEAF_LIFE};
 use super::client::serve;
 use super::roots;
-use crate::config::{FunctionConfig, FunctionName, Inject};
-use crate::secrets::{SecretError, SecretSource, SecretStore};
 use rustix::process::{Resource, getrlimit};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache};
 use rustls::sign::CertifiedKey;
@@ -17,6 +14,9 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use thaw_build::authority::{Authority, LEAF_LIFE};
+use thaw_home::config::{FunctionConfig, FunctionName, Inject};
+use thaw_home::secrets::{SecretError, SecretSource, SecretStore};
 use thaw_sandbox::{Intercepted, Interceptor, NotTaken};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::OnceCell;

@@ -4,11 +4,11 @@ use super::copies::Prepared;
 use super::launch::{Client, Launcher, WakeError};
 use super::sandboxed::{Decrypted, ImageBoots};
 use crate::asleep::{AsleepImage, NewAsleep};
-use crate::build::open_ancestor;
-use crate::tenants::{AsleepBytes, check_file};
+use crate::tenants::AsleepBytes;
 use std::fs::File;
 use std::sync::Arc;
 use thaw_abi::control::EntryPoint;
+use thaw_build::build::open_ancestor;
 use thaw_sandbox::{Fit, FreezeBase, Image, ImageError, ResourceLimits, Sandbox, cpu_features};
 use thaw_store::{ImageId, KernelId};
 
@@ -48,7 +48,8 @@ impl ImageBoots {
         }
         // Nobody else finds room meanwhile that is there once.
         let _turn = self.store.counting_turn().map_err(|error| error.to_string())?;
-        check_file(&self.store, tenant, "this sleeping instance", bytes)
+        tenant
+            .check_file(&self.store, "this sleeping instance", bytes)
             .map_err(|error| error.to_string())?;
         Ok(tenant.count_asleep(bytes))
     }

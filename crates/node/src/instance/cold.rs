@@ -1,6 +1,6 @@
 //! Cold boots: those of an image whose pages have left the page cache.
 
-use crate::tenants::{Tenant, check_file};
+use crate::tenants::Tenant;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -57,7 +57,8 @@ impl ColdBoots {
         };
         let write = |file: &File| layout.write(plan, file).map(|()| layout.len());
         let _turn = store.counting_turn().map_err(|error| error.to_string())?;
-        check_file(store, tenant, "a prefetch file", PREFETCH_HEAD + layout.len())
+        tenant
+            .check_file(store, "a prefetch file", PREFETCH_HEAD + layout.len())
             .map_err(|error| error.to_string())?;
         store.put_prefetch(image, layout.name(), write).map_err(|error| error.to_string())?;
         Ok(true)

@@ -4,9 +4,6 @@
 use super::launch::{Client, Launcher};
 use super::live::{Checkpoint, Checkpointed, ReadingStep, Unread};
 use super::sandboxed::{Decrypted, ImageBoots, SandboxLauncher};
-use crate::build::{about, store_kernel};
-use crate::seal;
-use crate::tenants::check_file;
 use rustix::fs::{SealFlags, fcntl_add_seals};
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
@@ -16,6 +13,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::{Ancestor, Mapping};
+use thaw_build::build::{about, store_kernel};
+use thaw_home::seal;
 use thaw_sandbox::{
     AncestorFile, FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, Image, ImageError,
     MergePolicy, PostCopy, ResourceLimits, Sandbox, Step, freeze_live, kernel_build_id,
@@ -137,7 +136,8 @@ impl ImageBoots {
             // Nobody else finds room meanwhile that is there once.
             let _turn = store.counting_turn().map_err(|error| error.to_string())?;
             let bytes = file.file().metadata().map_err(|error| error.to_string())?.blocks() * 512;
-            check_file(&store, &tenant, "this checkpoint", bytes)
+            tenant
+                .check_file(&store, "this checkpoint", bytes)
                 .map_err(|error| error.to_string())?;
             let opened = plain.map_or_else(|| file.file().try_clone(), Ok);
             let opened = opened.map_err(|error| error.to_string())?;

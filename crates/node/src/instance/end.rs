@@ -1,7 +1,7 @@
 //! How instances end, for programs and for people.
 
-use crate::config::{ByteSize, TimeSpan};
 use std::fmt;
+use thaw_home::config::{ByteSize, TimeSpan};
 use thaw_sandbox::{GuestExit, LimitReached};
 
 /// How an instance ended.

@@ -4,8 +4,6 @@
 //! itself as soon as there is something to do: then the file is thrown away.
 
 use super::sealed::{Sealed, Unsealed, Unsealing, gate};
-use crate::clock::monotonic_ns;
-use crate::debug::is_swap_slow;
 use crate::swap::SwapSpace;
 use crate::tenants::{Lease, SwapLease, SwapRoom, Tenant};
 use std::fs::File;
@@ -17,6 +15,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::Resting;
+use thaw_home::clock::monotonic_ns;
+use thaw_home::debug::is_swap_slow;
 use thaw_sandbox::{
     Awake, AwakeCause, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec,
     Hibernator, Recorder, Sandbox, SwapFile, Swapped, Timers, Unchanged, WorkingSet,

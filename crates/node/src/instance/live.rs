@@ -5,12 +5,9 @@ use super::hibernation::HibernationTerms;
 use super::launch::{Client, Launcher};
 use super::volumes::VolumesAtRest;
 use crate::asleep::{AsleepImage, NewAsleep};
-use crate::config::StopSignal;
 use crate::sandboxes::ExecNote;
 use crate::sandboxes::limits::Unchanged;
-use crate::seal::owner::{KeyId, OwnerKey};
 use crate::tenants::Lease;
-use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,6 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
+use thaw_home::config::StopSignal;
+use thaw_home::seal::owner::{KeyId, OwnerKey};
+use thaw_home::volumes::VolumeSnapshot;
 use thaw_sandbox::{
     Awake, BootTimes, EgressEvents, EgressPolicy, MemoryReader, RemoteEvent, RemoteMessage,
     ResourceLimits, Twin, Volume,

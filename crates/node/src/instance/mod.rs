@@ -41,7 +41,6 @@ pub use live::{
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use partial::while_partial;
-pub(crate) use recording::stored_working_set;
 pub use resting::{OpenLauncher, RestingLauncher};
 pub use rewinding::RewindPolicy;
 pub use sandboxed::{Decrypted, SandboxLauncher, StandsOn};

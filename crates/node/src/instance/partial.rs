@@ -6,12 +6,13 @@ use super::recording::WorkingSetState;
 use super::sandboxed::{NewBoots, SandboxLauncher};
 use super::standby::Standby;
 use super::terms::{FunctionOutput, InstanceTerms};
-use crate::config::FunctionConfig;
+use crate::far::FarContents;
 use crate::logs::{FunctionLog, Logs};
-use crate::partial::{FarContents, PartialFunction};
-use crate::rootfs::StoredRootfs;
 use crate::tenants::Tenant;
 use std::sync::Arc;
+use thaw_home::config::FunctionConfig;
+use thaw_home::partial::PartialFunction;
+use thaw_home::rootfs::StoredRootfs;
 use thaw_sandbox::{FreezeBase, PlanError, ZygotePool};
 use thaw_store::Store;
 

@@ -1,9 +1,9 @@
 //! How long a connection may be silent: judged by what its socket has carried.
 
 use super::launch::Client;
-use crate::config::{EntryKind, FunctionConfig};
 use crate::socket::{Traffic, traffic, unread};
 use std::time::Duration;
+use thaw_home::config::{EntryKind, FunctionConfig};
 
 /// How long after its last answer a connection to a version that is served no longer ends: as
 /// long as a client may take to read it and to ask once more at once.

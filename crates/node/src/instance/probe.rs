@@ -3,9 +3,6 @@
 //! The sandbox is hostile: it may answer never, byte by byte, or without an end.
 
 use super::live::Connector;
-use crate::config::{Liveness, ProbeKind, Protocol};
-use crate::http::call::{CallBody, call};
-use crate::http::message;
 use crate::sandboxes::ports::{PortProblem, PortStream};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -18,6 +15,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use thaw_home::config::{Liveness, ProbeKind, Protocol};
+use thaw_http::call::{CallBody, call};
+use thaw_http::message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;

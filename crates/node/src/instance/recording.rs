@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use thaw_abi::control::FLAG_BY_PAGE;
 use thaw_sandbox::{BootPlan, PopulatePolicy, Recorder, Sandbox, WorkingSet};
-use thaw_store::{ImageId, Store};
 use tokio::task::JoinHandle;
 
 /// How often it is tried at once to record a working set that takes too long.
@@ -384,24 +383,6 @@ impl Drop for RecordingTurn {
     fn drop(&mut self) {
         self.boots.recordings.is_busy.store(false, Ordering::Release);
         RECORDINGS.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The working set that is stored of an image, if it is of use.
-pub(crate) fn stored_working_set(store: &Store, image: ImageId) -> Option<WorkingSet> {
-    let bytes = match store.working_set(image) {
-        Ok(bytes) => bytes?,
-        Err(error) => {
-            tracing::warn!("{error}");
-            return None;
-        }
-    };
-    match WorkingSet::from_bytes(&bytes) {
-        Ok(set) => Some(set),
-        Err(error) => {
-            tracing::warn!("{error}");
-            None
-        }
     }
 }
 

@@ -9,10 +9,10 @@
 //! instances are ended after their request, and it is tried again after a while.
 
 use super::launch::RewindVerdict;
-use crate::config::FunctionConfig;
 use std::fs;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use thaw_home::config::FunctionConfig;
 
 /// Requests within [`DEMAND_TIME`] that are worth keeping instances for.
 const DEMAND: u32 = 8;

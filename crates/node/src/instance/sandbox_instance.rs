@@ -12,11 +12,9 @@ use super::recording::Shows;
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
 use crate::asleep::{AsleepImage, NewAsleep};
-use crate::config::{ByteSize, StopSignal};
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
 use crate::sandboxes::limits::Unchanged;
-use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
 use std::future::Future;
 use std::io;
@@ -28,6 +26,8 @@ use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
+use thaw_home::config::{ByteSize, StopSignal};
+use thaw_home::seal::owner::KeyId;
 use thaw_sandbox::{
     BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, LimitReached, Lowered, MemoryReader,
     NotChanged, Progress, RaisedMemory, RemoteMessage, ResourceLimits, Sandbox, Twin, Volume,

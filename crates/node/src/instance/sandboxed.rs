@@ -7,19 +7,13 @@ use super::launch::{
 };
 use super::live::{FrozenInstance, Instance};
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
-use super::recording::{Recordings, Shows, WorkingSetState, stored_working_set};
+use super::recording::{Recordings, Shows, WorkingSetState};
 use super::sandbox_instance::SandboxInstance;
 use super::standby::{BootPolicy, Lent, Standby, Unready};
 use super::terms::{FunctionOutput, InstanceTerms, Output};
 use crate::boots::BootKind;
-use crate::build::freeze_instance;
-use crate::clock::monotonic_ns;
-use crate::config::{EntryKind, FunctionConfig};
 use crate::logs::{FunctionLog, Logs};
-use crate::rootfs::StoredRootfs;
 use crate::sandboxes::ExecNote;
-use crate::seal::owner::KeyId;
-use crate::secrets::SecretStore;
 use crate::tenants::{Lease, Tenant};
 use std::fs::File;
 use std::mem;
@@ -28,6 +22,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint, FLAG_EXECS_GO_ON};
+use thaw_build::build::freeze_instance;
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::{EntryKind, FunctionConfig};
+use thaw_home::rootfs::StoredRootfs;
+use thaw_home::seal::owner::KeyId;
+use thaw_home::secrets::SecretStore;
+use thaw_home::working_set::stored_working_set;
 use thaw_sandbox::{
     AskedContents, BootError, BootPlan, EgressPolicy, FreezeBase, Image, MemoryReader, Orphan,
     PlanError, PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, VolumeMount,

@@ -6,7 +6,6 @@
 //!
 //! *Verified*: it is a file on disk, which is read whole and compared with its checksum.
 
-use crate::seal::{SealKey, memory_file, seal};
 use crate::swap::SwapSpace;
 use crate::tenants::Tenant;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -15,6 +14,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
+use thaw_home::seal::{SealKey, memory_file, seal};
 use thaw_sandbox::SwapFile;
 use thaw_store::{ImageId, image_id};
 use tokio::task::JoinHandle;

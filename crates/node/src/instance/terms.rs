@@ -2,16 +2,16 @@
 
 use super::launch::LaunchError;
 use super::options::Techniques;
-use crate::config::{FunctionConfig, FunctionName, VolumeConfig};
 use crate::inject::Proxy;
 use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
-use crate::secrets::{SecretSource, SecretStore};
 use crate::tenants::{Lease, Tenant};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use thaw_abi::control::FLAG_SAY_DENIALS;
+use thaw_home::config::{FunctionConfig, FunctionName, VolumeConfig};
+use thaw_home::secrets::{SecretSource, SecretStore};
 use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, Secrets, ThawOptions, VolumeMount};
 use thaw_store::Name;
 
@@ -60,7 +60,7 @@ impl InstanceTerms {
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
             processes: config.processes(),
             port: config.port_number(),
-            flags: crate::debug::flags()
+            flags: thaw_home::debug::flags()
                 | FLAG_SAY_DENIALS
                 | config.entry_flags()
                 | techniques.flags(),
@@ -250,9 +250,10 @@ impl From<InstancePipes> for Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Quotas;
-    use crate::tenants::{TenantName, Tenants};
+    use crate::tenants::Tenants;
     use std::future::ready;
+    use thaw_home::config::Quotas;
+    use thaw_home::tenants::TenantName;
 
     /// While it is made it has the room, and there is nothing yet that could be ended.
     #[tokio::test(flavor = "current_thread")]

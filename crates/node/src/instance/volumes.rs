@@ -1,8 +1,8 @@
 //! Copies of the volumes of an instance that is checkpointed, while all who use them are at rest.
 
 use super::supervisor::Held;
-use crate::volumes::{SnapshotsAtRest, VolumeSnapshot};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use thaw_home::volumes::{SnapshotsAtRest, VolumeSnapshot};
 use thaw_sandbox::{Copied, Volume};
 
 /// Snapshots of volumes that are being made, and the instances that are at rest for them. Without

@@ -3,7 +3,7 @@
 //! Pipes are watched once (`EPOLLONESHOT`): a guest that writes byte by byte into a
 //! pipe that is not read yet wakes nobody.
 
-use super::line::{LineSplitter, Stream};
+use super::line::Stream;
 use super::pipes::{Binding, PipePair};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_build::lines::LineSplitter;
 
 /// Most bytes that are read from a pipe before it is the others' turn.
 const CHUNK: usize = 64 * 1024;

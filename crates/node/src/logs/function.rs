@@ -280,9 +280,9 @@ impl Follower {
 
 #[cfg(test)]
 mod tests {
-    use super::super::line::LINE_MAX;
     use super::super::{LogLimits, Logs};
     use super::*;
+    use thaw_build::lines::LINE_MAX;
 
     /// [`LogLimits::rate`] by default.
     const RATE: usize = 1 << 20;

@@ -28,7 +28,7 @@ mod pipes;
 
 pub use access::{AccessFile, access_log_path};
 pub use function::{Follower, FunctionLog};
-pub use line::{Line, LineSplitter, Origin, Stream};
+pub use line::{Line, Origin, Stream};
 pub use pipes::{InstanceLog, InstancePipes};
 
 use collector::Collector;

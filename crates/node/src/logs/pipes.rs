@@ -3,12 +3,12 @@
 use super::collector::Collector;
 use super::function::FunctionLog;
 use super::line::{Origin, Stream};
-use crate::clock::monotonic_ns;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use thaw_home::clock::monotonic_ns;
 
 /// So long the lines of an instance wait for its number, which it gets as soon as it
 /// is booted.

@@ -1,6 +1,6 @@
 //! What is counted of pulls that the daemon has begun, and of functions of which only a part is here.
 
-use crate::partial::PartCounters;
+use crate::far::PartCounters;
 use crate::pulls::PullState;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

@@ -1,7 +1,6 @@
 //! What the node counts of requests. The labels are functions, which the operator makes, and
 //! known status codes: clients make up neither.
 
-use crate::config::FunctionName;
 use hyper::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -9,6 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::time::Duration;
+use thaw_home::config::FunctionName;
 
 /// Upper bounds of the buckets of times in seconds, four to each power of ten. They are
 /// written out: computed ones are not round, and nobody finds `0.00009999999999999999`.

@@ -167,9 +167,9 @@ impl TenantMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{ByteSize, Quota};
     use crate::metrics::Metrics;
     use std::collections::BTreeMap;
+    use thaw_home::config::{ByteSize, Quota};
 
     fn report(domain: Option<&str>) -> TenantReport {
         TenantReport {

@@ -2,12 +2,12 @@
 //! and limits. Whoever keeps it hears of those alone, and does not look at all the others.
 
 use super::NodeState;
-use crate::config::FunctionName;
 use crate::rollout::Served;
 use crate::service::Service;
 use std::collections::HashSet;
 use std::mem;
 use std::sync::Arc;
+use thaw_home::config::FunctionName;
 
 impl NodeState {
     /// An instance is gone, or soon will be.

@@ -3,12 +3,12 @@
 
 use super::NodeState;
 use crate::asleep::{AsleepNote, Left};
-use crate::config::FunctionName;
 use crate::rollout::Served;
 use crate::service::Service;
 use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
+use thaw_home::config::FunctionName;
 
 impl NodeState {
     /// Instances that an earlier daemon has put to sleep; each is taken over when its function is

@@ -2,7 +2,6 @@
 //! there is none.
 
 use super::NodeState;
-use crate::replace::replace;
 use crate::sandboxes::ExecNote;
 use crate::service::Service;
 use serde::{Deserialize, Serialize};
@@ -12,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
+use thaw_home::replace::replace;
 use tokio::time::timeout;
 
 /// How long sandboxes may take to have their processes wait.

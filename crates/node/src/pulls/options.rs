@@ -1,7 +1,7 @@
 //! What a client of the daemon may say of a pull.
 
 use super::{NewPull, PullsError};
-use crate::artifact::{PullOptions, Refreeze};
+use thaw_build::artifact::{PullOptions, Refreeze};
 use thaw_oci::Limits;
 
 /// How a pull is made that a client of the daemon has asked for. Nothing is frozen anew: that takes
@@ -14,7 +14,9 @@ pub fn options_of(new: &NewPull) -> Result<(thaw_oci::Reference, PullOptions), P
     let options = PullOptions {
         name: name.map_err(|error| wrong(error.to_string()))?,
         domain: domain.map_err(
-            |error: <crate::config::DomainName as std::str::FromStr>::Err| wrong(error.to_string()),
+            |error: <thaw_home::config::DomainName as std::str::FromStr>::Err| {
+                wrong(error.to_string())
+            },
         )?,
         refreeze: Refreeze::Never,
         allow_egress: new.allow_egress,

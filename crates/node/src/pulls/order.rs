@@ -1,9 +1,9 @@
 //! What a daemon and a fetcher say to each other: a line of JSON each.
 
-use crate::artifact::Part;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read, Write};
+use thaw_build::artifact::Part;
 
 /// Longest line.
 const LINE_MAX: u64 = 64 << 10;

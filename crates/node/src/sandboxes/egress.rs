@@ -6,7 +6,6 @@
 
 use super::own_file::{OwnFile, Subject};
 use super::usage::NetworkUsage;
-use crate::config::{EgressRule, Inject};
 use crate::inject::OwnHeaders;
 use crate::to_its_end::to_its_end;
 use schemars::JsonSchema;
@@ -16,6 +15,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::UNIX_EPOCH;
+use thaw_home::config::{EgressRule, Inject};
 use thaw_sandbox::{EgressOutcome, EgressPolicy, EgressRules};
 use tokio::sync::Mutex as AsyncMutex;
 

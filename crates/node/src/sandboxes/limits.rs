@@ -5,7 +5,6 @@
 //! instances over: one that uses more than its function's would be ended by the function's limit.
 
 use super::own_file::{OwnFile, Subject};
-use crate::config::{ByteSize, Limits};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -13,6 +12,7 @@ use std::io;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
+use thaw_home::config::{ByteSize, Limits};
 use thaw_sandbox::ResourceLimits;
 use tokio::sync::MutexGuard as Turn;
 

@@ -1,12 +1,12 @@
 //! A file with what instances have of their own, by their numbers, which the next daemon reads.
 
-use crate::replace::{replace, settle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
+use thaw_home::replace::{replace, settle};
 use tokio::task::spawn_blocking;
 
 /// What such a file is about.

@@ -19,20 +19,21 @@ pub use file::{functions_of_sandboxes, versions_of_sandboxes};
 use crate::node::NodeState;
 use crate::sandboxes::usage::{look_at_egress_bytes, usage_of};
 use crate::service::Service;
-use crate::state_file::StateFile;
 use crate::to_its_end::to_its_end;
+use file::Known;
 use making::Making;
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
+use thaw_home::state_file::StateFile;
 use timeouts::Times;
 
 /// The sandboxes of a node.
 pub struct Sandboxes {
     node: Arc<NodeState>,
     /// By their names, for the next daemon, too.
-    all: StateFile<BTreeMap<String, SandboxInfo>>,
+    all: StateFile<Known>,
     /// Those that are being made. Locked before `all`.
     making: Mutex<Making>,
     times: Times,

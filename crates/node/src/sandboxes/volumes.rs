@@ -5,14 +5,14 @@
 //! in a table by the number of the instance, and in a file for the next daemon.
 
 use super::own_file::{OwnFile, Subject};
-use crate::config::{VolumeConfig, check_mount_point, wrong_volumes};
-use crate::volumes::OpenedVolume;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
+use thaw_home::config::{VolumeConfig, check_mount_point, wrong_volumes};
+use thaw_home::volumes::OpenedVolume;
 use thaw_sandbox::VolumeMount;
 use thaw_store::Name;
 

@@ -5,7 +5,6 @@ use super::memory::REST_PATIENCE;
 use super::own_volumes::Mounting;
 use super::room::Claimed;
 use super::{Service, Slot, VolumeFiles};
-use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
     LaunchError, Launched, Launcher, Supervisor, VolumesAtRest,
@@ -13,13 +12,14 @@ use crate::instance::{
 use crate::sandboxes::limits::OwnLimits;
 use crate::sandboxes::volumes::{OwnVolumes, WantedVolumes};
 use crate::sandboxes::{ExecNote, SandboxVolume};
-use crate::seal::owner::{KeyId, OwnerKey};
 use crate::to_its_end::to_its_end;
-use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use thaw_home::config::{FunctionConfig, FunctionName};
+use thaw_home::seal::owner::{KeyId, OwnerKey};
+use thaw_home::volumes::VolumeSnapshot;
 use thaw_sandbox::EgressPolicy;
 use thaw_store::Name;
 use tokio::sync::{mpsc, oneshot};

@@ -52,13 +52,12 @@ pub use volumes::VolumeFiles;
 
 use crate::admission::OUTPUT_SHARE;
 use crate::asleep::Asleep;
-use crate::config::{FunctionConfig, FunctionName, Isolation};
 use crate::crashes::Crashes;
 use crate::health::Health;
 use crate::instance::{InstanceState, Launcher};
 use crate::metrics::ConnectionCounters;
 use crate::node::NodeState;
-use crate::tenants::{Tenant, TenantName};
+use crate::tenants::Tenant;
 use crowding::Crowding;
 use serde::{Deserialize, Serialize};
 use slots::{Slot, Slots};
@@ -66,6 +65,8 @@ use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_home::config::{FunctionConfig, FunctionName, Isolation};
+use thaw_home::tenants::TenantName;
 use tokio::sync::{Notify, Semaphore};
 
 /// A function that is being served.

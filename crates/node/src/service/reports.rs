@@ -4,14 +4,14 @@
 use super::Service;
 use crate::asleep::Asleep;
 use crate::boots::BootRecord;
-use crate::clock::monotonic_ns;
-use crate::config::{ByteSize, EntryKind};
 use crate::crashes::is_crash;
 use crate::health::Verdict;
 use crate::instance::{Change, End, LimitSetting};
 use crate::sandboxes::Execs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::{ByteSize, EntryKind};
 use thaw_sandbox::LimitReached;
 
 impl Service {

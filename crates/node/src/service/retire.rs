@@ -2,12 +2,12 @@
 //! sandboxes until they are told to end.
 
 use super::{Service, Slot, Slots};
-use crate::clock::monotonic_ns;
 use crate::health::{Requests, Verdict};
 use crate::instance::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
+use thaw_home::clock::monotonic_ns;
 use tokio::time::{Instant, sleep};
 
 /// How often it is looked whether there is somebody to serve.

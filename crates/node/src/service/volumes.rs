@@ -1,13 +1,13 @@
 //! Volumes of instances: who uses them, and who rests while they are copied.
 
 use super::Service;
-use crate::config::FunctionName;
 use crate::instance::{Command, GiveUp, Held, Hold, InstanceState, VolumesAtRest};
 use crate::node::NodeState;
-use crate::volumes::{Purpose, PutBack, VolumeError, VolumeSnapshot, VolumeStore};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_home::config::FunctionName;
+use thaw_home::volumes::{Purpose, PutBack, VolumeError, VolumeSnapshot, VolumeStore};
 use thaw_sandbox::{Copied, Volume};
 use thaw_store::Name;
 use tokio::sync::oneshot;

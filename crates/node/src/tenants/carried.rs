@@ -1,13 +1,14 @@
 //! The CPU time that tenants have used in their present periods, written down so that a
 //! daemon that starts anew does not begin a new period.
 
-use super::{TenantName, Tenants};
-use crate::config::DomainName;
+use super::Tenants;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_home::config::DomainName;
+use thaw_home::tenants::TenantName;
 
 /// The file's name in the daemon's home.
 pub const CARRIED_FILE: &str = "daemon.cpu-time.json";
@@ -86,8 +87,8 @@ fn as_ms(span: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Quotas;
     use std::sync::Arc;
+    use thaw_home::config::Quotas;
 
     fn tenants(quota: &str) -> (Tenants, Arc<super::super::Tenant>) {
         let tenants = Tenants::default();

@@ -1,11 +1,11 @@
 //! The CPU time of a tenant, and what becomes of it when its quota is spent.
 
 use super::carried::Carried;
-use crate::clock::monotonic_ns;
-use crate::config::CpuQuota;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
+use thaw_home::clock::monotonic_ns;
+use thaw_home::config::CpuQuota;
 use thaw_sandbox::Meter;
 
 /// A tenant that goes on to use CPU time after its quota is spent has so much of it more,

@@ -10,17 +10,16 @@
 //! | --- | --- |
 //! | `room` | instances, and the sum of their memory limits |
 //! | `cpu`, `watch`, `carried` | CPU time in a period, which outlasts the daemon |
-//! | `store` | bytes in the store, counted when a function is built |
 //! | `swap` | bytes in swap files, counted when an instance hibernates |
 //! | `report` | all of it, to be shown |
 //!
-//! Outgoing connections are bounded by [`EgressQuota`], where they are made.
+//! Outgoing connections are bounded by [`EgressQuota`], where they are made; bytes in the store by
+//! [`thaw_home::tenants`], when a function is built.
 
 mod carried;
 mod cpu;
 mod report;
 mod room;
-mod store;
 mod swap;
 mod watch;
 
@@ -29,52 +28,21 @@ pub use cpu::{CpuAccount, PeriodUse};
 pub use report::{CpuPeriod, TenantReport};
 pub(crate) use room::Ending;
 pub use room::{Lease, Room, Taken};
-pub use store::{StoreQuotaError, StoreUse, TenantStore};
 pub use swap::{SwapLease, SwapRoom};
 pub use watch::{watch_cpu_time, write_down};
 
 pub(crate) use cpu::Standing;
-pub(crate) use store::{Planned, check as check_store, check_file, check_partial, tenant_of};
 
-use crate::config::{ByteSize, DomainName, Quota, Quotas, QuotasError};
-use crate::seal::{Unsealer, Unsealers};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use thaw_home::config::{ByteSize, Quota, Quotas, QuotasError};
+use thaw_home::seal::{Unsealer, Unsealers};
+use thaw_home::tenants::{StoreQuotaError, StoreUse, TenantName, check_file};
 use thaw_sandbox::{CoreError, CoreGroup, CoreScheduling, EgressQuota, VolumeShare};
+use thaw_store::Store;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
-/// Which tenant is meant.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TenantName(Option<DomainName>);
-
-impl TenantName {
-    /// The tenant of a domain's functions; none: of all functions without a domain.
-    pub fn of(domain: Option<&DomainName>) -> Self {
-        Self(domain.cloned())
-    }
-
-    /// The domain, if it is one.
-    pub fn domain(&self) -> Option<&DomainName> {
-        self.0.as_ref()
-    }
-
-    /// The domain's name, or an empty text, which no domain has.
-    pub fn label(&self) -> &str {
-        self.domain().map_or("", |domain| domain.name().as_str())
-    }
-}
-
-impl fmt::Display for TenantName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Some(domain) => write!(f, "domain `{}`", domain.name()),
-            None => f.write_str("functions without a domain"),
-        }
-    }
-}
 
 /// A bound that keeps one more instance out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,6 +225,21 @@ impl Tenant {
         AsleepBytes { tenant: self.clone(), bytes: AtomicU64::new(bytes) }
     }
 
+    /// Whether it may have a file of `bytes` bytes beside what it has, its instances that are asleep
+    /// included. To be asked during a [`Store::counting_turn`] that lasts until the file is there.
+    ///
+    /// # Errors
+    /// It would have too much, or that cannot be counted.
+    pub(crate) fn check_file(
+        &self,
+        store: &Store,
+        with: &'static str,
+        bytes: u64,
+    ) -> Result<(), StoreQuotaError> {
+        let more = bytes.saturating_add(self.asleep_bytes());
+        check_file(store, (&self.name, self.quota().store), with, more)
+    }
+
     pub(crate) fn note_refused(&self, why: Refused) {
         self.refused[why as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -393,7 +376,7 @@ impl Tenants {
     pub fn all(&self) -> Vec<Arc<Tenant>> {
         let named: Vec<_> = self.state().quotas.domains().cloned().collect();
         for domain in named {
-            self.of(TenantName(Some(domain)));
+            self.of(TenantName::of(Some(&domain)));
         }
         self.state().known.values().cloned().collect()
     }
@@ -424,7 +407,7 @@ mod tests {
     use super::*;
 
     fn domain(name: &str) -> TenantName {
-        TenantName(Some(name.parse().unwrap()))
+        TenantName::of(Some(&name.parse().unwrap()))
     }
 
     fn write(file: &std::path::Path, text: &str) {

@@ -1,12 +1,13 @@
 //! What tenants use, to be shown.
 
-use super::{REFUSED_NAMES, Tenant, TenantStore};
-use crate::config::{DomainName, Quota};
+use super::{REFUSED_NAMES, Tenant};
 use crate::node::NodeState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use thaw_home::config::{DomainName, Quota};
+use thaw_home::tenants::TenantStore;
 use thaw_store::{Store, StoreError};
 
 /// A tenant as the admin API shows it. Sizes are in bytes.

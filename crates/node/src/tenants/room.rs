@@ -2,10 +2,10 @@
 //! may be one more.
 
 use super::Unmet;
-use crate::config::{ByteSize, Quota};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use thaw_home::config::{ByteSize, Quota};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, oneshot};
 

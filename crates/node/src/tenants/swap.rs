@@ -1,8 +1,8 @@
 //! How much a tenant has in swap files, the memory of its hibernated instances.
 
-use crate::config::{ByteSize, QUOTAS_FILE};
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, MutexGuard};
+use thaw_home::config::{ByteSize, QUOTAS_FILE};
 
 /// Room for the swap files of a tenant. Each file takes a [`SwapLease`] of it.
 #[derive(Debug, Default)]

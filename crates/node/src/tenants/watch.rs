@@ -1,11 +1,11 @@
 //! Looking at the CPU time of tenants that have a quota of it.
 
 use super::{Standing, Tenant, write_periods};
-use crate::clock::monotonic_ns;
 use crate::node::NodeState;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use thaw_home::clock::monotonic_ns;
 use tokio::time::{MissedTickBehavior, interval};
 
 /// How often it is looked at. What a tenant can use beyond its quota until its instances

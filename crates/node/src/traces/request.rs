@@ -7,7 +7,6 @@
 use super::Record;
 use super::span::{Kind, Span, unix_ns};
 use crate::boots::{BootRecord, RecentBoots};
-use crate::clock::monotonic_ns;
 use crate::edge::{Passage, RequestId};
 use crate::service::Service;
 use hyper::header::{HOST, HeaderName, USER_AGENT};
@@ -16,6 +15,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
+use thaw_home::clock::monotonic_ns;
 
 /// Who has come, and how.
 #[derive(Clone, Copy, Debug)]

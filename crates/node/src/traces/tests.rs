@@ -142,7 +142,7 @@ fn a_sandbox_cannot_say_that_its_boot_was_outside_of_its_request() {
 /// The spans of a request with a boot of these phases.
 fn spans_with(phases: Phases) -> Vec<Span> {
     let peer: SocketAddr = "127.0.0.1:9".parse().unwrap();
-    let since_ns = crate::clock::monotonic_ns();
+    let since_ns = thaw_home::clock::monotonic_ns();
     let request = Request::builder().uri("/a?b").header("host", "f:80").body(()).unwrap();
     let came = Came { peer, is_tls: false, since_ns };
     let trace = RequestTrace::new(RequestId::new(), &request, came);

@@ -5,9 +5,7 @@ use super::cloudevents;
 use super::destinations::Called;
 use super::record::{InvocationId, Job, Origin, Outcome, Terms};
 use super::retry::judge;
-use crate::clock::wall_ms;
 use crate::edge::Addresses;
-use crate::http::message::ERROR;
 use crate::node::NodeState;
 use crate::traces::Consuming;
 use http_body_util::{BodyExt, Full};
@@ -19,14 +17,12 @@ use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use thaw_home::clock::wall_ms;
+use thaw_http::head::{ATTEMPT_HEADER, INVOCATION_HEADER};
+use thaw_http::message::ERROR;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
-
-/// Header of an attempt: the name of the invocation.
-pub const INVOCATION_HEADER: &str = "thaw-invocation-id";
-/// Header of an attempt: its number, from 1 on.
-pub const ATTEMPT_HEADER: &str = "thaw-attempt";
 
 /// Most attempts of a node at a time.
 const ATTEMPTS_MAX: usize = 64;

@@ -9,11 +9,10 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::fmt;
+use thaw_http::head::EVENT_TYPE;
 
 /// The version that is spoken.
 const VERSION: &str = "1.0";
-/// Header of an event's type.
-pub(crate) const TYPE: &str = "ce-type";
 /// With what the types of the node's own events begin.
 const OWN_TYPES: &str = "thaw.";
 /// Prefix of the headers of attributes.
@@ -76,7 +75,7 @@ pub fn check_foreign(headers: &HeaderMap) -> Result<(), WrongEvent> {
         let text = text.trim_ascii_start().get(..OWN_TYPES.len());
         text.is_some_and(|text| text.eq_ignore_ascii_case(OWN_TYPES.as_bytes()))
     };
-    match headers.get_all(TYPE).iter().any(is_own) {
+    match headers.get_all(EVENT_TYPE).iter().any(is_own) {
         true => Err(format!("types of events that begin with {OWN_TYPES} are not for clients")),
         false => Ok(()),
     }
@@ -295,7 +294,7 @@ pub(super) fn describe(
     let time = time.map(|time| time.to_string());
     let attributes = [
         ("ce-specversion", Some(VERSION)),
-        (TYPE, Some(kind)),
+        (EVENT_TYPE, Some(kind)),
         ("ce-source", Some(source)),
         ("ce-id", Some(id)),
         ("ce-time", time.as_deref()),

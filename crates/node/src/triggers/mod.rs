@@ -3,7 +3,6 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | `cron` | expressions: when a schedule fires |
 //! | `record` | what is written down of an invocation |
 //! | `file` | the tables on disk |
 //! | `ledger` | the index in memory, and every rule of the queue |
@@ -17,7 +16,6 @@
 
 mod attempts;
 pub mod cloudevents;
-mod cron;
 mod destinations;
 mod file;
 mod ledger;
@@ -29,8 +27,6 @@ mod schedules;
 mod tests;
 mod writer;
 
-pub use attempts::{ATTEMPT_HEADER, INVOCATION_HEADER};
-pub use cron::Cron;
 pub use ledger::{KEY_MAX, Which};
 pub use record::{
     Death, InvocationId, InvocationInfo, InvocationStatus, NewInvocation, NotQueued, Origin,
@@ -41,7 +37,6 @@ pub(crate) use retry::gateway_error;
 pub(crate) use room::{Holder, Room, Rooms};
 pub use schedules::ScheduleInfo;
 
-use crate::clock::wall_ms;
 use crate::node::NodeState;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::collections::HashMap;
@@ -50,6 +45,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle as Thread;
+use thaw_home::clock::wall_ms;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use writer::Writer;

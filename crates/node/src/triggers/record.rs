@@ -1,9 +1,9 @@
 //! What is written down of an invocation.
 
-use crate::config::{AsyncConfig, ByteSize};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use thaw_home::config::{AsyncConfig, ByteSize};
 
 /// Names an invocation: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,7 +1,7 @@
 //! When an invocation is attempted again.
 
 use super::record::Outcome;
-use crate::config::AsyncConfig;
+use thaw_home::config::AsyncConfig;
 
 /// The wait after the `failures`-th failure in a row, in milliseconds: `backoff`, doubled each
 /// time up to `backoff_max`, of which `chance` (0 to 1) takes up to a quarter away or adds it.

@@ -5,8 +5,6 @@ use super::attempts::terms_of;
 use super::cloudevents;
 use super::ledger::Ledger;
 use super::record::{NewInvocation, NotQueued, Origin, Queued, QueuedRequest, ScheduleRow, Terms};
-use crate::clock::wall_ms;
-use crate::config::{CatchUp, Overlap, Schedule};
 use crate::node::NodeState;
 use crate::traces::{Producing, Tracer};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -14,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+use thaw_home::clock::wall_ms;
+use thaw_home::config::{CatchUp, Overlap, Schedule};
 use tokio::time::sleep;
 
 /// A time that is later than this was missed.

@@ -6,10 +6,10 @@ use super::record::{Job, Outcome, Terms};
 use super::schedules::{Looked, look};
 use super::writer::Writer;
 use super::*;
-use crate::config::{AsyncConfig, ByteSize, Schedule};
 use std::collections::HashSet;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use thaw_home::config::{AsyncConfig, ByteSize, Schedule};
 
 const NOW: u64 = 1_795_353_540_000;
 const HOUR: u64 = 3_600_000;
@@ -641,7 +641,7 @@ fn what_became_of_an_invocation_is_known_for_a_while_also_after_a_kill() {
     queue.ledger.purge("f", Which::Queued);
     queue.ledger.purge("f", Which::Dead);
     assert!(queue.ledger.queues().is_empty());
-    queue.terms.config.results = crate::config::TimeSpan::seconds(0);
+    queue.terms.config.results = thaw_home::config::TimeSpan::seconds(0);
     let id = queue.add(None, NOW).unwrap().id;
     queue.take(NOW, 1);
     queue.finish(id, Outcome::Done(200), NOW);

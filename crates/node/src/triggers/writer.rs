@@ -131,9 +131,9 @@ fn open(path: &Path, carried: Carried) -> State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::AsyncConfig;
     use crate::triggers::record::{NewInvocation, Origin, Outcome, Terms};
     use std::path::PathBuf;
+    use thaw_home::config::AsyncConfig;
 
     fn ledger(state: &mut State) -> &mut Ledger {
         match state {

@@ -7,7 +7,6 @@
 
 use super::upload::Trace;
 use super::{Reply, Upload, UpstreamEnd};
-use crate::http::untrusted::{CONNECTION_WINDOW, Leash, Meter, STREAM_WINDOW, TRAILERS_MAX, Wire};
 use crate::instance::{Client, Outcome};
 use crate::socket::unread;
 use hyper::Request;
@@ -22,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use thaw_http::untrusted::{CONNECTION_WINDOW, Leash, Meter, STREAM_WINDOW, TRAILERS_MAX, Wire};
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 
@@ -183,7 +183,7 @@ pub(crate) struct FirstUse {
 impl FirstUse {
     pub async fn new(ours: OwnedFd, concurrency: u32) -> io::Result<Self> {
         let stream = UnixStream::from_std(ours.into())?;
-        let meter = Arc::new(Meter::new());
+        let meter = Arc::new(Meter::default());
         let (cut, is_cut) = watch::channel(false);
         let leash = Leash::new(is_cut);
         let wire = Wire::new(stream, meter.clone());

@@ -9,7 +9,6 @@ pub(crate) use http1::Tap;
 pub(crate) use http2::{FirstUse, Shared};
 pub(crate) use upload::{RequestBody, Upload, UploadState};
 
-use crate::config::Protocol;
 use crate::instance::{Client, Outcome, Placed};
 use http1::{Alone, Http1Line};
 use http2::Stream;
@@ -22,6 +21,7 @@ use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use thaw_home::config::Protocol;
 use tokio::sync::oneshot;
 
 /// The answer to a request, as soon as its head is there.

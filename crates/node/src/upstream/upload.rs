@@ -1,6 +1,5 @@
 //! The body of a client's request on its way to an instance.
 
-use crate::http::message;
 use crate::triggers::Room;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::io;
@@ -8,6 +7,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker, ready};
+use thaw_http::message;
 use tokio::time::Instant;
 
 /// Most bytes that are kept of a body until it is known that they have arrived.

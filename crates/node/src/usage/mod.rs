@@ -13,15 +13,15 @@ pub use states::{MemoryByState, StateMemory};
 pub use volumes::VolumeUsage;
 
 use crate::asleep::{Sleeper, sleepers_in};
-use crate::config::DomainName;
-use crate::home::{Home, HomeError};
 use crate::node::NodeState;
-use crate::tenants::{TenantName, tenant_of};
 use directory::DirectoryUse;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
+use thaw_home::config::DomainName;
+use thaw_home::home::{Home, HomeError};
+use thaw_home::tenants::{TenantName, tenant_of};
 use thaw_store::{ImageId, Name, OtherUser, Sizes, Store, StoreError, StoreUsage, User, UserKind};
 
 /// Why nothing was counted.

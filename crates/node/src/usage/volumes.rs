@@ -1,11 +1,11 @@
 //! What volumes and their snapshots take on disk.
 
 use super::directory::DirectoryUse;
-use crate::config::DomainName;
-use crate::home::Home;
-use crate::volumes::{VolumeError, VolumeInfo, VolumeStore};
 use serde::{Deserialize, Serialize};
 use std::io;
+use thaw_home::config::DomainName;
+use thaw_home::home::Home;
+use thaw_home::volumes::{VolumeError, VolumeInfo, VolumeStore};
 
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_node::config::FunctionConfig;
+use thaw_home::config::FunctionConfig;
 use thaw_node::instance::{Client, LaunchError, Launched, Launcher, Opening};
 use thaw_node::node::NodeState;
 use thaw_node::service::Service;

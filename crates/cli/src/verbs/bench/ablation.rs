@@ -7,7 +7,7 @@ use crate::output::Table;
 use clap::Args;
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, AblationOptions, AblationReport, Percentiles, Technique};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure what each technique is worth: boots without it, turn by turn with all.
 ///

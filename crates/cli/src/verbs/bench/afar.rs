@@ -7,7 +7,7 @@ use clap::Args;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 use thaw_bench::{self as bench, AfarOptions, AfarReport};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure the first answer of a function that the node has never seen.
 ///

@@ -7,8 +7,8 @@ use crate::verbs::serve::WorkingSetArguments;
 use clap::{Args, ValueEnum};
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, BenchOptions, BenchReport, BootsReport, Percentiles};
+use thaw_home::home::Home;
 use thaw_node::boots::BootKind;
-use thaw_node::home::Home;
 
 /// Boots of one function that are counted, by default.
 const COUNT_OF_ONE: NonZeroUsize = NonZeroUsize::new(100).unwrap();

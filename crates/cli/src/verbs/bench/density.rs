@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use crate::output::{Table, size};
 use clap::Args;
 use thaw_bench::{self as bench, DensityReport};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure disk and memory for each function as more and more are there.
 ///

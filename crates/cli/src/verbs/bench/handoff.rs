@@ -6,8 +6,8 @@ use crate::output::Table;
 use clap::Args;
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, HandoffOptions, HandoffReport};
-use thaw_node::config::ByteSize;
-use thaw_node::home::Home;
+use thaw_home::config::ByteSize;
+use thaw_home::home::Home;
 
 /// Compare socket handoff with a proxy, for large arguments.
 ///

@@ -6,7 +6,7 @@ use crate::output::Table;
 use clap::Args;
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, HibernateOptions, HibernateReport};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure requests to hibernated instances, and their memory.
 ///

@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 use thaw_bench::{self as bench, MixOptions, MixReport, Side};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure requests per second to many functions, of which few get most.
 ///

@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, PagedFunction, PagingOptions, PagingReport, Strategy};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Compare ways to bring the pages of an image in, end to end.
 ///

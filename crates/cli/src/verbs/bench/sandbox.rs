@@ -10,7 +10,7 @@ use thaw_bench::{
     self as bench, Percentiles, PopulationMemory, PopulationOptions, PopulationReport,
     SandboxOptions, SandboxReport,
 };
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure what the node takes to make sandboxes, use them, copy, pause and resume them.
 ///

@@ -7,7 +7,7 @@ use crate::output::Table;
 use clap::Args;
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, Growth, ScaleOptions, ScaleReport};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure boots while more and more instances live, and the memory they take.
 ///

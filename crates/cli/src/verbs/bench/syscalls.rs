@@ -7,7 +7,7 @@ use std::io::{IsTerminal, stderr};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use thaw_bench::syscalls::{self, Pair, SyscallOptions, SyscallReport};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure what programs do once they run: on this host and in a sandbox, turn by turn.
 ///

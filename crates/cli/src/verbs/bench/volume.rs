@@ -8,7 +8,7 @@ use clap::Args;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use thaw_bench::{self as bench, VolumeOptions, VolumeReport};
-use thaw_node::home::Home;
+use thaw_home::home::Home;
 
 /// Measure files of a volume: from a sandbox and on this host, turn by turn.
 ///

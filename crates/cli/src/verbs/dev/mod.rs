@@ -13,8 +13,8 @@ use session::Session;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use thaw_node::config::{CONFIG_FILE, TimeSpan};
-use thaw_node::home::Home;
+use thaw_home::config::{CONFIG_FILE, TimeSpan};
+use thaw_home::home::Home;
 
 /// Build and serve a function, and again whenever its files change.
 ///

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_node::config::FunctionConfig;
-use thaw_node::home::Home;
-use thaw_node::watch::{Change, Snapshot, Watcher};
+use thaw_build::watch::{Change, Snapshot, Watcher};
+use thaw_home::config::FunctionConfig;
+use thaw_home::home::Home;
 use thaw_sandbox::escape;
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -17,8 +17,8 @@ use std::num::NonZeroU32;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
-use thaw_node::container;
-use thaw_node::home::Home;
+use thaw_build::container;
+use thaw_home::home::Home;
 use thaw_node::sandboxes::{
     ExecRequest, LimitsChange, LimitsInfo, NewSandbox, OnTimeout, SandboxEgress, SandboxInfo,
 };

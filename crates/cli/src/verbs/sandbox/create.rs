@@ -7,10 +7,10 @@ use crate::verbs::build::{Display, serve_new_version};
 use crate::verbs::mounts;
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
+use thaw_build::build::{BuildOptions, Trust, build};
 use thaw_daemon::admin::FunctionInfo;
-use thaw_node::build::{BuildOptions, Trust, build};
-use thaw_node::config::{ByteSize, CONFIG_FILE, EgressRule, Isolation, TimeSpan};
-use thaw_node::home::Home;
+use thaw_home::config::{ByteSize, CONFIG_FILE, EgressRule, Isolation, TimeSpan};
+use thaw_home::home::Home;
 use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxEgress, SandboxInfo};
 use thaw_oci::Reference;
 

@@ -6,7 +6,7 @@ use crate::failure::Outcome;
 use crate::output::{self, Table};
 use clap::Args;
 use std::process::ExitCode;
-use thaw_node::config::EgressRule;
+use thaw_home::config::EgressRule;
 use thaw_node::sandboxes::{EgressInfo, SandboxEgress};
 
 /// Show or change where a sandbox may connect to, while it runs.

@@ -7,7 +7,7 @@ use crate::output;
 use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;
-use thaw_node::config::Inject;
+use thaw_home::config::Inject;
 use thaw_node::sandboxes::{EgressInfo, SandboxInject};
 
 /// Change the headers that the node adds to the requests of a sandbox, while it runs.

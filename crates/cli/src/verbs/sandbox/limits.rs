@@ -7,7 +7,7 @@ use crate::output;
 use clap::Args;
 use std::num::NonZeroU32;
 use std::process::ExitCode;
-use thaw_node::config::ByteSize;
+use thaw_home::config::ByteSize;
 use thaw_node::sandboxes::{LimitsChange, LimitsInfo};
 
 /// Show or change how much a sandbox may use, while it runs.

@@ -14,7 +14,6 @@ use super::rewinding::{Fate, IDLE, RewindPolicy, Served, Trial, processor_time};
 use super::sandboxed::{Boot, Handed, ImageBoots};
 use super::terms::Output;
 use crate::boots::BootKind;
-use crate::clock::monotonic_ns;
 use crate::logs::InstanceLog;
 use crate::tenants::Lease;
 use rewinds::Rewinds;
@@ -22,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use stock::{Forked, Ready, Stock};
+use thaw_home::clock::monotonic_ns;
 use thaw_sandbox::{
     Effort, MemoryReader, ReadySandbox, RewindError, Sandbox, Secrets, Template, ThawOptions,
 };

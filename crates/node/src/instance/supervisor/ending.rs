@@ -2,9 +2,9 @@
 
 use super::Supervisor;
 use super::sleep::Sleep;
-use crate::config::StopSignal;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use thaw_home::config::StopSignal;
 use tokio::time::Instant;
 
 /// Most of its grace that an instance has when others wait for its room. A program that ignores

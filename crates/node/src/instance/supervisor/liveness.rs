@@ -3,7 +3,6 @@
 use super::Supervisor;
 use super::rest::Rest;
 use super::sleep::Sleep;
-use crate::config::Liveness;
 use crate::instance::probe::{Probe, ProbeFailure, Question};
 use crate::sandboxes::ports::sockets;
 use crate::service::Service;
@@ -11,6 +10,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use thaw_home::config::Liveness;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 

@@ -25,7 +25,6 @@ use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
 use trim::{TRIM_AFTER, Trims};
 
 use crate::boots::{BootKind, BootRecord, Phases};
-use crate::config::{DomainName, FunctionName};
 use crate::sandboxes::limits::Unchanged;
 use crate::service::Service;
 use crate::socket::traffic;
@@ -39,6 +38,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use thaw_home::config::{DomainName, FunctionName};
 use thaw_sandbox::monitor::has_monitor;
 use thaw_sandbox::{BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};

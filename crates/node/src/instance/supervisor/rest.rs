@@ -7,13 +7,13 @@ use crate::instance::live::{
     Checkpoint, Checkpointed, FrozenInstance, Reading, ReadingStep, Unread,
 };
 use crate::sandboxes::ExecNote;
-use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
+use thaw_home::seal::owner::KeyId;
 use thaw_sandbox::{Twin, Volume};
 use tokio::sync::oneshot;
 use tokio::time::Instant;

@@ -1,6 +1,5 @@
 //! Sandboxes as the API takes and shows them.
 
-use crate::config::FunctionName;
 use crate::inject::WrongHeaders;
 use crate::sandboxes::egress::{EgressInfo, EgressWish, SandboxEgress};
 use crate::sandboxes::usage::{NetworkUsage, SandboxUsage};
@@ -9,6 +8,7 @@ use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use thaw_home::config::FunctionName;
 use thaw_store::Name;
 
 /// What happens to a sandbox when its time has come.

@@ -2,18 +2,37 @@
 
 use super::timeouts::Times;
 use super::{SandboxInfo, Sandboxes};
-use crate::config::FunctionName;
 use crate::node::NodeState;
-use crate::state_file::{State, StateFile};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use thaw_home::config::FunctionName;
+use thaw_home::state_file::{State, StateFile};
 
 /// Name of the file.
 const FILE: &str = "sandboxes.json";
 
-impl State for BTreeMap<String, SandboxInfo> {
+/// What the file has: the sandboxes, by their names.
+#[derive(Clone, Default)]
+pub(super) struct Known(BTreeMap<String, SandboxInfo>);
+
+impl Deref for Known {
+    type Target = BTreeMap<String, SandboxInfo>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Known {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl State for Known {
     const LOST: &'static str = "the next daemon does not know them";
 
     fn to_bytes(&self) -> Vec<u8> {
@@ -63,7 +82,7 @@ impl Sandboxes {
             }
         }
         let is_changed = !all.values().eq(&before);
-        let (all, making) = (StateFile::new(file, all), Mutex::default());
+        let (all, making) = (StateFile::new(file, Known(all)), Mutex::default());
         let this = Self { node, all, making, times: Times::default() };
         if is_changed {
             this.all.write_soon();

@@ -1,8 +1,8 @@
 //! The room that an instance which is asleep takes of its tenant once it runs.
 
 use crate::asleep::Asleep;
-use crate::config::{ByteSize, QUOTAS_FILE};
 use crate::service::Service;
+use thaw_home::config::{ByteSize, QUOTAS_FILE};
 
 impl Service {
     /// Bytes of memory that the boot for a client takes of the tenant: those of an instance, and

@@ -3,7 +3,6 @@
 use super::*;
 use crate::asleep::AsleepSpace;
 use crate::boots::BootKind;
-use crate::config::FunctionConfig;
 use crate::instance::{
     Client, Connector, Decrypted, End, FrozenInstance, Instance, LaunchError, Launched, Launcher,
     Report, WakeError, Way,
@@ -17,6 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex};
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
+use thaw_home::config::FunctionConfig;
 use thaw_sandbox::{FreezeBase, RemoteMessage, ResourceLimits, Twin};
 use thaw_store::{ImageId, IndexId};
 use tokio::task::JoinHandle;

@@ -1,11 +1,11 @@
 //! How attempts and invocations end, and how long what is dead is kept.
 
 use super::{Book, Ledger, milliseconds, of_largest, shortened};
-use crate::config::AsyncConfig;
 use crate::triggers::destinations::Ended;
 use crate::triggers::record::{Death, InvocationId, Outcome, Terms};
 use crate::triggers::retry::{chance, wait_ms};
 use std::collections::BTreeSet;
+use thaw_home::config::AsyncConfig;
 
 /// How long a dead letter is kept.
 const DEAD_LETTERS_KEPT_MS: u64 = 14 * 24 * 3600 * 1000;

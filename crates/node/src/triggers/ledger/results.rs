@@ -1,9 +1,9 @@
 //! What is kept of invocations that are done, for who has queued them.
 
 use super::{Ended, Ledger, ResultRow, milliseconds, of_largest};
-use crate::config::AsyncConfig;
 use crate::triggers::file::Change;
 use crate::triggers::record::{InvocationId, InvocationStatus};
+use thaw_home::config::AsyncConfig;
 
 impl Ledger {
     /// An invocation is done: its function has answered with `status`.

@@ -1,0 +1,382 @@
+//! Commands of a build: the author's own, `pip`, and interpreters that are asked
+//! where their files are.
+//!
+//! Whoever wrote the function chose them, so they run in a sandbox of their own. It
+//! sees the tools of this host (read-only, and of them what every user may read), the
+//! function's directory, a home directory that is kept from build to build, and the
+//! network as far as `[build] egress` allows. Only who trusts a build has them run on
+//! the host.
+
+use super::output::{Flow, Output};
+use super::program::{TICK, TICK_IN_A_FLOOD, start_parent};
+use super::{BuildEvent, BuildOptions, OnEvent, Trust};
+use crate::DEFAULT_PATH;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use thaw_home::config::{BuildConfig, Egress, EgressRule, FunctionConfig};
+use thaw_home::home::Home;
+use thaw_sandbox::{
+    BoundAccess, BoundDirectory, EgressEvents, Event, FileRights, GuestExit, HostDirectory,
+    HostPolicy, Mount, MountKind, Rootfs, Sandbox, StartSpec,
+};
+
+/// What a sandbox of a build sees of the host, besides the function's directory and
+/// the operator's `--tools`.
+const TOOLS: [&str; 11] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/opt",
+    "/nix/store",
+    "/gnu/store",
+];
+/// Where the home directory of a build lies in its sandbox.
+const SANDBOX_HOME: &str = "/tmp/home";
+/// Variables of this process that a build sees, too: where the certificates lie that
+/// this host trusts. They are paths, and secrets of nobody.
+const PASSED_ON: [&str; 8] = [
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "NODE_EXTRA_CA_CERTS",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "PIP_CERT",
+    "TZ",
+];
+/// Host processes that a command of a build may have.
+const BUILD_PROCESSES: u32 = 1024;
+/// How long an interpreter may take to say where its files are.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why a command did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandFailure {
+    /// It could not be started.
+    #[error("it could not be started: {0}")]
+    NotStarted(String),
+    /// It ended with an error.
+    #[error("it ended {0}")]
+    Ended(String),
+    /// It took too long.
+    #[error("it took longer than {} s", .0.as_secs_f64())]
+    TimedOut(Duration),
+}
+
+impl From<io::Error> for CommandFailure {
+    fn from(error: io::Error) -> Self {
+        Self::NotStarted(error.to_string())
+    }
+}
+
+/// Where the commands of one build run, and what all of them may use.
+pub(super) struct Commands<'a> {
+    pub home: &'a Home,
+    pub directory: &'a Path,
+    pub config: &'a FunctionConfig,
+    pub options: &'a BuildOptions,
+}
+
+/// One command.
+pub(super) struct Task<'a> {
+    /// Who prints, for people.
+    pub from: &'static str,
+    pub arguments: Vec<OsString>,
+    /// Where it runs: a path of the host that is the same in the sandbox.
+    pub cwd: &'a Path,
+    /// Destinations that it may connect to.
+    pub egress: &'a [EgressRule],
+    /// Paths of the host that it sees besides the usual ones.
+    pub shown: Vec<PathBuf>,
+    /// Directories of the host that it sees at their own paths, and what it may do
+    /// there.
+    pub bound: Vec<(&'a Path, BoundAccess)>,
+    pub timeout: Duration,
+}
+
+impl Commands<'_> {
+    /// What `[build]` says, or what holds without it.
+    pub fn settings(&self) -> BuildConfig {
+        self.config.build.clone().unwrap_or_default()
+    }
+
+    /// Runs a command and passes on what it prints.
+    pub fn run(&self, task: &Task<'_>, on_event: &mut OnEvent<'_>) -> Result<(), CommandFailure> {
+        let mut output = Output::new(task.from);
+        let ended = match self.options.trust {
+            Trust::Untrusted => self.run_in_sandbox(task, &mut output, on_event),
+            Trust::Trusted => self.run_on_host(task, &mut output, on_event),
+        };
+        output.finish(on_event);
+        ended
+    }
+
+    /// Runs a command that is asked something, in a sandbox whoever trusts it; its
+    /// standard output. What it prints as errors is part of the failure.
+    pub fn ask(&self, task: &Task<'_>) -> io::Result<std::process::Output> {
+        let mut output = Output::capturing(task.from);
+        let ended = self.run_in_sandbox(task, &mut output, &mut |_| {});
+        let (stdout, stderr) = output.captured();
+        let status = match ended {
+            Ok(()) => ExitStatus::from_raw(0),
+            Err(CommandFailure::Ended(_)) => ExitStatus::from_raw(1 << 8),
+            Err(other) => return Err(io::Error::other(other.to_string())),
+        };
+        Ok(std::process::Output { status, stdout, stderr })
+    }
+
+    /// The same for an interpreter with a question.
+    pub fn ask_interpreter(
+        &self,
+        interpreter: &Path,
+        arguments: &[&str],
+    ) -> io::Result<std::process::Output> {
+        let words = arguments.iter().map(OsString::from);
+        self.ask(&Task {
+            from: "interpreter",
+            arguments: [interpreter.into()].into_iter().chain(words).collect(),
+            cwd: Path::new("/"),
+            egress: &[],
+            shown: Vec::new(),
+            bound: vec![(self.directory, BoundAccess::Read)],
+            timeout: ANSWER_TIMEOUT,
+        })
+    }
+
+    fn run_in_sandbox(
+        &self,
+        task: &Task<'_>,
+        output: &mut Output,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<(), CommandFailure> {
+        let deadline = Instant::now() + task.timeout;
+        let (stdout, stderr, console) = (output.pipe()?, output.pipe()?, output.pipe()?);
+        let stdin = File::open("/dev/null")?;
+        let not_started =
+            |error: &dyn std::error::Error| CommandFailure::NotStarted(error.to_string());
+        let settings = self.settings();
+        let egress = Egress { allow: task.egress.to_vec(), ..Egress::default() }.policy();
+        let parent =
+            start_parent(console, self.options.weak_limits).map_err(|error| not_started(&error))?;
+        let spec = StartSpec {
+            program: None,
+            argv: task.arguments.clone(),
+            env: self.environment(),
+            cwd: task.cwd.into(),
+            hostname: "build".into(),
+            uid: 0,
+            gid: 0,
+            port: 0,
+            entry_signal: 0,
+            cpus: thread::available_parallelism().map_or(1, |count| count.get() as u32),
+            memory_limit: settings.memory.bytes(),
+            process_limit: BUILD_PROCESSES,
+            cpu_time_limit: None,
+            flags: thaw_home::debug::flags(),
+            rootfs: self.rootfs(task)?,
+            egress: egress.clone(),
+            mounts: self.mounts(task)?,
+            stdio: [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
+            window: None,
+        };
+        let zygote = parent.create().map_err(|error| not_started(&error))?;
+        let mut sandbox = zygote.start(&spec).map_err(|error| not_started(&error))?;
+        drop((stdout, stderr));
+        let mut flow = Flow::Calm;
+        loop {
+            let patience = match flow {
+                Flow::Calm => TICK,
+                Flow::Flood => TICK_IN_A_FLOOD,
+            };
+            let event = sandbox.wait_event(Some(patience))?;
+            flow = output.pass_on(on_event);
+            if let Some(end) = end_of(&sandbox, event) {
+                let events = sandbox.take_egress_events();
+                note_denials(&events, "`egress` in [build]", on_event);
+                return end;
+            }
+            if Instant::now() >= deadline {
+                return Err(CommandFailure::TimedOut(task.timeout));
+            }
+        }
+    }
+
+    /// The tools of this host, as a root file system.
+    fn rootfs(&self, task: &Task<'_>) -> io::Result<Rootfs> {
+        let operators = &self.options.tools;
+        let shown: Vec<PathBuf> = TOOLS
+            .iter()
+            .map(PathBuf::from)
+            .chain(operators.iter().cloned())
+            .chain(task.shown.iter().cloned())
+            .collect();
+        let policy = self.policy(Path::new("/"));
+        let tools = HostDirectory::open_part(Path::new("/"), &shown, &policy)?;
+        Ok(Rootfs::HostDirectory(Arc::new(tools)))
+    }
+
+    /// How `directory` is served. The caller's rights are the measure, since its own
+    /// directories are written to; Thaw's state is not seen but for what is bound of it.
+    fn policy(&self, directory: &Path) -> HostPolicy {
+        let state = self.home.root();
+        let hidden = if directory.starts_with(state) { Vec::new() } else { vec![state.to_owned()] };
+        HostPolicy { rights: FileRights::Caller, hidden, ..HostPolicy::default() }
+    }
+
+    /// What is written elsewhere, such as in `/tmp`, stays in the sandbox's memory.
+    fn mounts(&self, task: &Task<'_>) -> io::Result<Vec<Mount>> {
+        let bind = |host: &Path, at: &OsStr, access| {
+            let directory = BoundDirectory::open_with(host, access, &self.policy(host))?;
+            Ok::<_, io::Error>(Mount { at: at.into(), kind: MountKind::Bind(directory) })
+        };
+        let home = self.kept("home")?;
+        let mut mounts = vec![bind(&home, SANDBOX_HOME.as_ref(), BoundAccess::Write)?];
+        for (directory, access) in &task.bound {
+            mounts.push(bind(directory, directory.as_os_str(), *access)?);
+        }
+        Ok(mounts)
+    }
+
+    /// A directory of the function that is kept from build to build.
+    pub fn kept(&self, name: &str) -> io::Result<PathBuf> {
+        let kept = self.home.kept(self.config.name.as_str(), name);
+        kept.map_err(|error| io::Error::other(error.to_string()))
+    }
+
+    fn environment(&self) -> Vec<OsString> {
+        let set = |name: &str, value: &OsStr| {
+            let mut variable = OsString::from(format!("{name}="));
+            variable.push(value);
+            variable
+        };
+        let mut variables = vec![
+            set("PATH", &self.search_path()),
+            set("HOME", SANDBOX_HOME.as_ref()),
+            set("LANG", "C.UTF-8".as_ref()),
+            set("TERM", "dumb".as_ref()),
+        ];
+        // Its `cargo` looks for the toolchains below its home directory, which is another one here.
+        if let Some(rustup) = self.tools().find(|tools| tools.join("toolchains").is_dir()) {
+            variables.push(set("RUSTUP_HOME", rustup.as_os_str()));
+        }
+        for name in PASSED_ON {
+            if let Some(value) = std::env::var_os(name) {
+                variables.push(set(name, &value));
+            }
+        }
+        variables
+    }
+
+    /// The operator's search path as far as the sandbox sees it, then the usual one.
+    fn search_path(&self) -> OsString {
+        let own = std::env::var_os("PATH").unwrap_or_default();
+        let is_seen = |directory: &PathBuf| {
+            let mut tools = TOOLS.iter().map(Path::new).chain(self.tools());
+            tools.any(|tools| directory.starts_with(tools))
+        };
+        let usual = std::env::split_paths(DEFAULT_PATH);
+        let mut all: Vec<PathBuf> = Vec::new();
+        for directory in std::env::split_paths(&own).filter(is_seen).chain(usual) {
+            if !all.contains(&directory) {
+                all.push(directory);
+            }
+        }
+        // Parts of a search path can be joined again.
+        std::env::join_paths(all).unwrap_or_else(|_| DEFAULT_PATH.into())
+    }
+
+    fn tools(&self) -> impl Iterator<Item = &Path> {
+        self.options.tools.iter().map(PathBuf::as_path)
+    }
+
+    /// Runs a command on the host, with all rights and variables of this process.
+    fn run_on_host(
+        &self,
+        task: &Task<'_>,
+        output: &mut Output,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<(), CommandFailure> {
+        let deadline = Instant::now() + task.timeout;
+        let mut command = Command::new(&task.arguments[0]);
+        command.args(&task.arguments[1..]).current_dir(task.cwd).stdin(Stdio::null());
+        command.stdout(output.pipe()?).stderr(output.pipe()?);
+        let mut child = command.spawn()?;
+        // The command holds write ends, too.
+        drop(command);
+        loop {
+            output.wait(TICK)?;
+            output.pass_on(on_event);
+            // What it has started in the background may print on.
+            if let Some(status) = child.try_wait()? {
+                return of_status(status);
+            }
+            if Instant::now() >= deadline {
+                child.kill()?;
+                child.wait()?;
+                return Err(CommandFailure::TimedOut(task.timeout));
+            }
+        }
+    }
+}
+
+/// How the command has ended, if it has.
+fn end_of(sandbox: &Sandbox, event: Option<Event>) -> Option<Result<(), CommandFailure>> {
+    let ended = |how: String| Some(Err(CommandFailure::Ended(how)));
+    match event? {
+        Event::Exit(GuestExit::Code(0)) => Some(Ok(())),
+        Event::Exit(GuestExit::Code(code)) => ended(format!("with exit code {code}")),
+        Event::Exit(GuestExit::Signal(signal)) => ended(format!("by signal {signal}")),
+        Event::Failed(reason) => Some(Err(CommandFailure::NotStarted(reason))),
+        Event::Violation(violation) => ended(format!("because {violation}")),
+        Event::Hangup => ended(died(sandbox.wait())),
+        _ => None,
+    }
+}
+
+/// How the process of a sandbox ended that did not say so itself.
+fn died(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(libc::SIGKILL) => {
+            "by signal 9: it reached its limit of memory, see `memory` in [build], or somebody \
+             killed it"
+                .to_owned()
+        }
+        _ => format!("unexpectedly ({status})"),
+    }
+}
+
+fn of_status(status: ExitStatus) -> Result<(), CommandFailure> {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ok(()),
+        (Some(code), _) => Err(CommandFailure::Ended(format!("with exit code {code}"))),
+        (None, signal) => {
+            Err(CommandFailure::Ended(format!("by signal {}", signal.unwrap_or_default())))
+        }
+    }
+}
+
+/// Says what a program wanted to connect to and was not allowed to, and which `rules` allow it.
+pub(super) fn note_denials(events: &EgressEvents, rules: &str, on_event: &mut OnEvent<'_>) {
+    for denied in &events.recent {
+        on_event(BuildEvent::Note(&format!(
+            "it may not connect to {denied}; if it should, add the destination to {rules} of \
+             thaw.toml"
+        )));
+    }
+    for failure in &events.failures {
+        on_event(BuildEvent::Note(&format!("could not look up {failure}")));
+    }
+}
