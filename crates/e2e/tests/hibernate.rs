@@ -25,6 +25,10 @@ fn daemon(label: &str) -> Daemon {
         let functions = [
             survivor("told", KEYS),
             survivor(
+                "trimmed",
+                "isolation = \"instance\"\nlimits = { trim_after = \"1s\", keep_alive = \"10m\" }",
+            ),
+            survivor(
                 "idle",
                 "isolation = \"instance\"\nlimits = { concurrency = 8, hibernate_after = \"300ms\", \
                  keep_alive = \"10m\" }",
@@ -127,20 +131,20 @@ fn an_instance_keeps_its_state_over_three_hibernations() {
 fn an_idle_instance_gives_back_what_is_equal_to_its_image() {
     let daemon = daemon("trim");
     let counted = |round| {
-        assert_eq!(count(&daemon, "told"), round);
-        wait_for_state(&daemon, "told", "idle");
-        let (pid, _) = instance(&daemon, "told");
+        assert_eq!(count(&daemon, "trimmed"), round);
+        wait_for_state(&daemon, "trimmed", "idle");
+        let (pid, _) = instance(&daemon, "trimmed");
         let before = own_memory(pid);
         wait_until("it has given something back", || own_memory(pid) < before - (256 << 10));
-        assert_eq!(instance(&daemon, "told"), (pid, "idle".to_owned()));
+        assert_eq!(instance(&daemon, "trimmed"), (pid, "idle".to_owned()));
         pid
     };
     let pid = counted(1);
     assert_eq!(counted(2), pid, "once for each time that it is idle");
-    assert_eq!(count(&daemon, "told"), 3);
-    let trimmed = "thaw_trims_total{function=\"told\"} 2";
+    assert_eq!(count(&daemon, "trimmed"), 3);
+    let trimmed = "thaw_trims_total{function=\"trimmed\"} 2";
     wait_until("the metrics say so", || daemon.admin("/metrics").text().contains(trimmed));
-    assert_eq!(count(&daemon, "told"), 4);
+    assert_eq!(count(&daemon, "trimmed"), 4);
 }
 
 /// What the metrics say of the memory of a function's instances in a state.

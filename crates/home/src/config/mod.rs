@@ -278,6 +278,9 @@ pub struct Limits {
     pub concurrency: NonZeroU32,
     /// How long an idle instance, or an idle connection, is kept.
     pub keep_alive: TimeSpan,
+    /// How long an instance is idle before it gives back the pages that are equal to those of its image
+    /// again; as long as `keep_alive` or longer: it never does.
+    pub trim_after: TimeSpan,
     /// How long an instance is idle before it gives up its memory; none: it never does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hibernate_after: Option<TimeSpan>,
@@ -317,6 +320,7 @@ impl Default for Limits {
             timeout: TimeSpan::seconds(30),
             concurrency: count(1),
             keep_alive: TimeSpan::seconds(60),
+            trim_after: TimeSpan::seconds(10),
             hibernate_after: None,
             sleep_after: None,
             grace: TimeSpan::seconds(0),

@@ -13,6 +13,9 @@ const WORKDIR_MAX: usize = 4096;
 /// Longest time that an instance may go on after SIGTERM.
 const GRACE_MAX: Duration = Duration::from_secs(60);
 
+/// Shortest time until an idle instance gives pages back, which the next request copies again.
+const TRIM_AFTER_MIN: Duration = Duration::from_secs(1);
+
 /// Most rules of `[egress]`, each of which every connection is held against.
 const EGRESS_MAX: usize = 1024;
 
@@ -28,6 +31,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_limits())
             .or_else(|| self.wrong_processes())
             .or_else(|| self.wrong_rewind())
+            .or_else(|| self.wrong_trimming())
             .or_else(|| self.wrong_hibernation())
             .or_else(|| self.wrong_sleep())
             .or_else(|| self.wrong_grace())
@@ -152,6 +156,13 @@ impl FunctionConfig {
         } else {
             None
         }
+    }
+
+    /// Not between two requests that follow each other.
+    fn wrong_trimming(&self) -> Option<Contradiction> {
+        let why = "`trim_after` is shorter than 1s; use a longer time, or one as long as `keep_alive` to keep all pages";
+        let is_short = self.limits.trim_after.0 < TRIM_AFTER_MIN;
+        is_short.then(|| (&["limits", "trim_after"] as _, why.to_owned()))
     }
 
     /// Only an instance that waits for a second request is ever idle.

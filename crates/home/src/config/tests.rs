@@ -142,6 +142,7 @@ fn only_instances_that_stay_sleep_and_in_this_order() {
         ),
         ("limits = { grace = \"1s\" }\n".to_owned(), "`grace` is for isolation"),
         (limits("grace = \"61s\""), "longer than 1m"),
+        (limits("trim_after = \"999ms\""), "`trim_after` is shorter than 1s"),
     ] {
         let error = with(&keys).unwrap_err();
         assert!(error.contains(reason), "{keys}: {error}");

@@ -22,7 +22,7 @@ use ending::{EndLater, Stopping};
 use liveness::{Health, Probed};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
 use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
-use trim::{TRIM_AFTER, Trims};
+use trim::Trims;
 
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::sandboxes::limits::Unchanged;
@@ -795,6 +795,6 @@ fn keep_time() -> Option<Instant> {
 fn idle_check(service: &Service) -> Duration {
     let limits = &service.config().limits;
     let afters = [limits.hibernate_after, limits.sleep_after].into_iter().flatten();
-    let after = afters.map(|after| after.0).min().unwrap_or(TRIM_AFTER);
-    after.min(TRIM_AFTER).min(service.keep_alive()).max(IDLE_CHECK_MIN)
+    let after = afters.fold(limits.trim_after, Ord::min).0;
+    after.min(service.keep_alive()).max(IDLE_CHECK_MIN)
 }

@@ -5,9 +5,6 @@ use super::Supervisor;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long an instance is idle before that. The next request has to copy again those of the pages that
-/// it writes, so it is not worth it between two requests that follow each other.
-pub(super) const TRIM_AFTER: Duration = Duration::from_secs(10);
 /// How long it may take: a program that computes does not come to rest.
 const TRIM_MAX: Duration = Duration::from_secs(2);
 /// When it is tried again if it could not begin, or had no effect. Timers of programs are often due after
@@ -41,13 +38,14 @@ impl Supervisor {
         since: std::time::Instant,
         now: Instant,
     ) -> Option<Instant> {
-        // Only a request changes that, and nobody tells of it.
-        let later = Some(now + TRIM_AFTER);
-        if self.trims.is_over {
+        let after = self.service.config().limits.trim_after.0;
+        if self.trims.is_over || after >= self.service.keep_alive() {
             return None;
         }
+        // Only a request changes that, and nobody tells of it.
+        let later = Some(now + after);
         let due = match self.trims.again {
-            _ if self.trims.asked_for != Some(since) => Instant::from_std(since + TRIM_AFTER),
+            _ if self.trims.asked_for != Some(since) => Instant::from_std(since + after),
             Some(again) => again,
             None => return later,
         };
