@@ -259,7 +259,7 @@ impl SnapshotsAtRest {
 
     /// Copies the files of all volumes. `resting` says how many files of a volume the sandboxes have
     /// open that are at rest, which must stay so until this returns. It may take as long as
-    /// [`COPY_PATIENCE`].
+    /// `COPY_PATIENCE`.
     ///
     /// # Errors
     /// Others use one of the volumes, it takes too long, or the host refuses.
