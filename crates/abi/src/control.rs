@@ -110,8 +110,13 @@ pub const MSG_ENTRY_POINT: u32 = 103;
 pub const MSG_CONNECTION_CLOSED: u32 = 104;
 /// The first guest process has ended: [`Exit`]. The last message.
 pub const MSG_EXIT: u32 = 105;
-/// The host refused or the kernel failed to start or thaw: UTF-8 text, one sentence.
+/// The host refused or the kernel failed to start or thaw: UTF-8 text, one sentence. If it is the program
+/// that cannot be started, [`MSG_EXIT`] follows with [`EXIT_NOT_FOUND`] or [`EXIT_NOT_EXECUTABLE`].
 pub const MSG_FAILED: u32 = 106;
+/// What a shell says of a program that is not there (POSIX, Shell Command Language, 2.8.2).
+pub const EXIT_NOT_FOUND: u8 = 127;
+/// What a shell says of a program that is there and cannot be executed.
+pub const EXIT_NOT_EXECUTABLE: u8 = 126;
 /// What the program does, as [`MSG_DESCRIBE`] has asked: [`Described`].
 pub const MSG_DESCRIBED: u32 = 107;
 /// What the program has done since it was asked last, before [`MSG_DESCRIBED`]: [`Activity`], then

@@ -147,7 +147,9 @@ pub enum BenchError {
         command: String,
     },
     /// A response was not as it should be.
-    #[error("the function answered {0:?}; try `thaw invoke` first")]
+    #[error(
+        "the function answered {0:?}; `--path` asks for another path, and `thaw invoke` shows the answer"
+    )]
     Response(String),
     /// What a boot is to begin from could not be made.
     #[error(transparent)]

@@ -76,7 +76,8 @@ pub enum Event {
     /// The first guest process has ended; [`Event::Hangup`] follows.
     Exit(GuestExit),
     /// The kernel could not start or thaw: one sentence, control characters
-    /// removed, at most 1 KiB.
+    /// removed, at most 1 KiB. If it is the program that cannot be started, [`Event::Exit`]
+    /// follows with the code that a shell gives such a program.
     Failed(String),
     /// The sandbox broke the protocol and has been killed; [`Event::Hangup`] follows.
     Violation(Violation),

@@ -379,6 +379,8 @@ impl<'a> Import<'a> {
             // Byte code is written beside its source, into memory that is
             // frozen or thrown away: neither helps.
             environment.insert("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
+            // What a copy has in a buffer when it ends would be in no log.
+            environment.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
         }
         let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
         let ask = &mut |question: &Question<'_>| self.ask(question);

@@ -30,6 +30,7 @@ use ureq::http::Response;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw invoke hello-python --timings\n  \
+    thaw invoke shop '/orders?since=yesterday'\n  \
     thaw invoke words-perl --data 'b a b'\n  \
     echo b a b | thaw invoke words-perl\n  \
     jq .order today.json | thaw invoke shop --path /orders\n  \
@@ -38,15 +39,18 @@ use ureq::http::Response;
 pub struct Arguments {
     /// The function.
     name: String,
+    /// Path and query, as with --path.
+    #[arg(value_name = "PATH", conflicts_with = "path")]
+    place: Option<String>,
     /// Body of the request; @FILE for a file's content, @- for standard input.
     #[arg(long, short, value_name = "TEXT|@FILE")]
     data: Option<String>,
     /// Method; default: POST with a body, GET without.
     #[arg(long, short = 'X')]
     method: Option<String>,
-    /// Path and query.
-    #[arg(long, short, default_value = "/")]
-    path: String,
+    /// Path and query; default: /.
+    #[arg(long, short)]
+    path: Option<String>,
     /// A header of the request; may be given several times.
     #[arg(long, short = 'H', value_name = "NAME:VALUE")]
     header: Vec<Header>,
@@ -115,11 +119,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let timings = (arguments.timings || arguments.json) && !arguments.is_async;
     let queued = if arguments.is_async { "&async=true" } else { "" };
     let instance = arguments.instance.map(|id| format!("&instance={id}")).unwrap_or_default();
+    let path = arguments.path.as_ref().or(arguments.place.as_ref()).map_or("/", String::as_str);
     let url = format!(
         "/functions/{}/invoke?method={}&path={}&timings={timings}{instance}{queued}",
         escape(&arguments.name),
         escape(&method),
-        escape(&arguments.path)
+        escape(path)
     );
     if url.len() > URL_MAX {
         return Err(Failure::failed(format!(

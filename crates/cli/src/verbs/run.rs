@@ -37,7 +37,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Run a program in a sandbox.
 ///
 /// Standard input, output and error, signals and the exit code are those of the
-/// program; death by signal N is exit code 128+N. Nothing is left of the sandbox.
+/// program; death by signal N is exit code 128+N; 127 if there is no such program, 126 if it cannot
+/// be executed. Nothing is left of the sandbox.
 ///
 /// With --name the running daemon holds the sandbox: while the program runs, `thaw exec`, `thaw ps` and
 /// `thaw sandbox` work on it by its name. The sandbox and its files end with the program, and when this
@@ -449,14 +450,13 @@ async fn attend(
     hint: &str,
 ) -> Outcome {
     let mut sandbox = watch_sandbox(sandbox)?;
-    let mut exit = None;
+    let (mut exit, mut failed) = (None, None);
     loop {
         let progress = sandbox.get_mut().poll_event();
         match progress {
             Progress::Event(Event::Exit(guest)) => exit = Some(guest),
             Progress::Event(Event::Failed(reason)) => {
-                let text = format!("the program could not be started: {reason}{hint}");
-                return Err(Failure::failed(text));
+                failed = Some(format!("the program could not be started: {reason}{hint}"));
             }
             Progress::Event(Event::Violation(violation)) => {
                 return Err(Failure::failed(format!("the sandbox was ended because {violation}")));
@@ -482,6 +482,12 @@ async fn attend(
             Progress::Busy => tokio::task::yield_now().await,
             Progress::Idle => wait(&mut sandbox, signals, &mut published).await?,
         }
+    }
+    if let Some(reason) = failed {
+        return Err(match exit {
+            Some(GuestExit::Code(code)) => Failure::NotRun(reason, code),
+            _ => Failure::failed(reason),
+        });
     }
     // Version 1 of control groups kills one process of several, and the program that
     // waits for it may say something else.

@@ -27,7 +27,7 @@ use thaw_node::gateway::own_connection;
 use thaw_node::service::Service;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Header of the answer with the boot's phases as JSON, see
@@ -39,6 +39,8 @@ pub const BOOT_HEADER: &str = "x-thaw-boot";
 
 /// How long the sandbox may take to report the phases of a boot.
 const PHASES_PATIENCE: Duration = Duration::from_millis(500);
+/// How often it is looked whether they are there.
+const PHASES_LOOK: Duration = Duration::from_millis(5);
 
 /// How long the rest of a body is read that the function does not want.
 const REST_PATIENCE: Duration = Duration::from_secs(30);
@@ -302,17 +304,18 @@ impl<S: hyper::rt::Write + Unpin> hyper::rt::Write for UntilAnswered<S> {
     }
 }
 
-/// The boot that the connection from `local` caused, once it is reported.
+/// The boot that the connection from `local` caused, once it is reported, if possible with the first byte of
+/// the response: in a program of several processes another one may have sent that, and say so later.
 async fn phases(admin: &Admin, local: SocketAddr, asked_ns: u64) -> Option<BootRecord> {
-    let step = Duration::from_millis(5);
-    let mut waited = Duration::ZERO;
+    let found = || admin.shared.boots().by_peer(local, asked_ns);
+    let is_whole = |boot: &BootRecord| boot.phases.first_byte.is_some();
+    let begun = Instant::now();
     loop {
-        let found = admin.shared.boots().by_peer(local, asked_ns);
-        if found.is_some() || waited >= PHASES_PATIENCE {
-            return found;
+        let boot = found();
+        if boot.as_ref().is_some_and(is_whole) || begun.elapsed() >= PHASES_PATIENCE {
+            return boot;
         }
-        sleep(step).await;
-        waited += step;
+        sleep(PHASES_LOOK).await;
     }
 }
 

@@ -15,7 +15,7 @@ pub mod thaw;
 use core::ffi::CStr;
 
 use thaw_abi::control::{
-    MSG_FAILED, MSG_READY, MSG_START, MSG_THAW, SINGLE_PROCESS_NAME, TEMPLATE_NAME,
+    Exit, MSG_EXIT, MSG_FAILED, MSG_READY, MSG_START, MSG_THAW, SINGLE_PROCESS_NAME, TEMPLATE_NAME,
 };
 use thaw_abi::cpu::MASKED_NAME;
 use thaw_abi::filter::List;
@@ -125,10 +125,22 @@ extern "C" fn zygote_main() -> ! {
     }
 }
 
+/// Tells the host why its program cannot be started, with a shell's exit code, and ends the sandbox.
+fn cannot_start(code: u8, reason: &[u8]) -> ! {
+    say_failed(reason);
+    let exit = Exit { code: code.into(), signal: 0 };
+    control::send(MSG_EXIT, 0, bytemuck::bytes_of(&exit), &[]);
+    Machine::exit(code.into())
+}
+
 /// Tells the host why this sandbox cannot run, and ends it.
 pub fn fail(reason: &[u8]) -> ! {
+    say_failed(reason);
+    Machine::exit(panic::PANIC_EXIT_CODE)
+}
+
+fn say_failed(reason: &[u8]) {
     // It may quote a name of any length.
     const LONGEST: usize = 4096;
     control::send(MSG_FAILED, 0, &reason[..reason.len().min(LONGEST)], &[]);
-    Machine::exit(panic::PANIC_EXIT_CODE)
 }

@@ -5,7 +5,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thaw_abi::control::{
-    FLAG_ENTRY_STDIN, FLAG_INIT, FLAG_SECRETS, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start,
+    EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, FLAG_ENTRY_STDIN, FLAG_INIT, FLAG_SECRETS,
+    FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start,
 };
 use thaw_abi::cpu::Baseline;
 
@@ -225,9 +226,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     });
     let frame = match loaded {
         Ok(frame) => frame,
-        Err(Errno::ENOEXEC) => say(
-            b"",
-            &name,
+        Err(Errno::ENOEXEC) => cannot_be_run(&name,
             b" is not a program that this machine can run; give a 64-bit x86 ELF file or a script",
         ),
         Err(Errno::ENOENT) => lacks_loader(&name),
@@ -238,7 +237,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
               such as MemoryDenyWriteExecute= forbids it; `thaw doctor` says which",
         ),
         Err(error) => {
-            say(b"", &name, &[b" cannot be started: ", error.name().as_bytes()].concat())
+            cannot_be_run(&name, &[b" cannot be started: ", error.name().as_bytes()].concat())
         }
     };
     thread.frame().set(frame);
@@ -284,10 +283,10 @@ fn find_program(context: &Context, strings: Strings) -> Result<Program> {
                 &name,
                 b"\"]` in [runtime] of thaw.toml",
             ];
-            say(b"", &name, &after.concat())
+            is_not_there(&name, &after.concat())
         }
-        Errno::EACCES => say(b"", &name, b" may not be executed; check its permissions"),
-        error => say(b"", &name, &[b" cannot be opened: ", error.name().as_bytes()].concat()),
+        Errno::EACCES => cannot_be_run(&name, b" may not be executed; check its permissions"),
+        error => cannot_be_run(&name, &[b" cannot be opened: ", error.name().as_bytes()].concat()),
     }
 }
 
@@ -308,13 +307,12 @@ fn lacks_interpreter(context: &Context, search: &[u8], name: &[u8], missing: &Mi
         &programs,
         b"]` in [runtime] of thaw.toml",
     ];
-    say(b"", name, &after.concat())
+    cannot_be_run(name, &after.concat())
 }
 
 /// The program cannot start without the dynamic linker that it names.
 fn lacks_loader(name: &[u8]) -> ! {
-    say(
-        b"",
+    cannot_be_run(
         name,
         b" needs the interpreter that its ELF header names, which the sandbox does not have; add \
           it to the root file system, for a function by `programs` in [runtime] of thaw.toml",
@@ -338,7 +336,17 @@ fn base_name(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
-/// Tells the host why the program cannot start, and ends the sandbox.
+/// Tells the host that there is no such program, and ends the sandbox.
+fn is_not_there(name: &[u8], after: &[u8]) -> ! {
+    super::cannot_start(EXIT_NOT_FOUND, &[name, after].concat())
+}
+
+/// Tells the host why the program cannot be executed, and ends the sandbox.
+fn cannot_be_run(name: &[u8], after: &[u8]) -> ! {
+    super::cannot_start(EXIT_NOT_EXECUTABLE, &[name, after].concat())
+}
+
+/// Tells the host why nothing can start, and ends the sandbox.
 fn say(before: &[u8], name: &[u8], after: &[u8]) -> ! {
     super::fail(&[before, name, after].concat())
 }

@@ -443,7 +443,10 @@ impl Instance for SandboxInstance {
                     self.hibernation.served(ready.get_ref().get_ref());
                     return Poll::Ready(Report::ConnectionClosed(id));
                 }
-                Progress::Event(Event::Exit(exit)) => self.end = Some(End::Exited(exit)),
+                Progress::Event(Event::Exit(exit)) => {
+                    // Where it could not start, that says more.
+                    self.end.get_or_insert(End::Exited(exit));
+                }
                 Progress::Event(Event::Failed(reason)) => {
                     self.end = Some(match self.hibernation.is_hibernated() {
                         true => End::MemoryLost(reason),
