@@ -50,6 +50,18 @@ fn misuse_is_exit_code_2() {
 }
 
 #[test]
+fn a_program_that_cannot_be_started_has_a_shells_exit_code() {
+    for (program, code, why) in [
+        ("no-such-program", 127, "no-such-program does not exist in the sandbox"),
+        ("/etc/passwd", 126, "/etc/passwd may not be executed"),
+    ] {
+        let outcome = run(thaw().args(["run", "--as-root", "--rootfs", "/", "--", program]));
+        assert_eq!(outcome.code, Some(code), "{outcome:?}");
+        assert!(outcome.stderr.contains(why), "{outcome:?}");
+    }
+}
+
+#[test]
 fn a_missing_root_is_an_error_that_names_it() {
     let outcome = run(thaw().args(["run", "--as-root", "--rootfs", "/no/such/root", "--", "x"]));
     assert_eq!(outcome.code, Some(1));

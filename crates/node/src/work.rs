@@ -1,9 +1,11 @@
 //! What builds keep for functions that are gone: packages, caches of package managers.
 
 use crate::usage::bytes_below;
+use rustix::fs::{Mode, OFlags};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 use thaw_home::home::Home;
@@ -47,25 +49,50 @@ fn remove_within(
     removal: Removal,
 ) -> Result<RemovedWork, StoreError> {
     let _alone = store.keep_sessions_out(patience)?;
-    let Ok(_acting) = home.act() else { return Ok(RemovedWork::default()) };
     let mut removed = RemovedWork::default();
+    let Ok(acting) = home.act() else { return Ok(removed) };
     let all = home.root().join("work");
+    let Ok(opened) = rustix::fs::open(&all, DIRECTORY, Mode::empty()) else { return Ok(removed) };
+    let mut found = Vec::new();
     for entry in fs::read_dir(&all).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if !is_nobodys(home, store, &name) || !is_old(&entry.path()).unwrap_or(false) {
             continue;
         }
         let bytes = bytes_below(&entry.path());
+        // What is left is looked at below.
+        if removal == Removal::Remove {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+        found.push((name, bytes));
+    }
+    drop(acting);
+    for (name, bytes) in found {
         if removal == Removal::Remove
-            && let Err(error) = fs::remove_dir_all(entry.path())
+            && let Err(error) = remove_rest(opened.as_fd(), &name)
         {
-            tracing::warn!("{} cannot be removed: {error}", entry.path().display());
+            let path = all.join(&name);
+            tracing::warn!("{} cannot be removed: {error}; who owns it can", path.display());
             continue;
         }
         removed.bytes += bytes;
         removed.names.push(name);
     }
     Ok(removed)
+}
+
+/// How the directory of all is opened, which somebody else than root may own.
+const DIRECTORY: OFlags =
+    OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Removes what is left of a directory in `all` with this process's own rights: commands that root has
+/// had run in a build have made files of root's. Links in it, and in its place, are not followed.
+fn remove_rest(all: BorrowedFd<'_>, name: &OsString) -> io::Result<()> {
+    let path = Path::new("/proc/self/fd").join(all.as_raw_fd().to_string()).join(name);
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Whether no function has the name, not even one whose record is damaged.
@@ -86,6 +113,7 @@ fn is_old(directory: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
     use std::fs::File;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
     fn work_of_nobody_goes_once_it_is_old() {
@@ -112,6 +140,33 @@ mod tests {
         for name in ["new", "bench-asleep", "damaged"] {
             assert!(home.root().join("work").join(name).exists(), "{name}");
         }
+    }
+
+    #[test]
+    fn what_roots_builds_have_made_in_the_home_of_another_user_goes_and_no_link_leads_out() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let root = directory.path().join("home");
+        fs::create_dir(&root).unwrap();
+        chown(&root, Some(12345), Some(12345)).unwrap();
+        let home = Home::at(root).unwrap();
+        let store = Store::open(&home.store()).unwrap();
+        let outside = directory.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("file"), "kept").unwrap();
+        let work = home.work("gone").unwrap();
+        fs::create_dir_all(work.join("cache/deep")).unwrap();
+        fs::write(work.join("cache/deep/file"), "root's").unwrap();
+        symlink(&outside, work.join("cache/out")).unwrap();
+        symlink(&outside, home.root().join("work/linked")).unwrap();
+        File::open(&work).unwrap().set_modified(SystemTime::now() - 2 * NEW).unwrap();
+        let removed = remove_work_of_nobody(&home, &store, Removal::Remove).unwrap();
+        assert_eq!(removed.names, ["gone"]);
+        assert!(!work.exists());
+        assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "kept");
     }
 
     #[test]
