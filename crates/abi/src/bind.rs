@@ -73,6 +73,9 @@ pub const BIND_UTIMES: u32 = 18;
 pub const BIND_TRUNCATE: u32 = 19;
 /// About the file system: [`BindStatfs`].
 pub const BIND_STATFS: u32 = 20;
+/// Give a file to user `a` and group `b`; [`BIND_ID_OMIT`] leaves one alone. Owners do not change, so it is
+/// `EPERM` unless the file belongs to them.
+pub const BIND_CHOWN: u32 = 21;
 
 // Operations on files of volumes ([`MOUNT_VOLUME`]) only. There BIND_OPEN has a descriptor and
 // an [`OpenedVolumeFile`] in its reply, and there is neither BIND_READ nor BIND_WRITE.
@@ -231,6 +234,8 @@ pub struct VolumeLock {
 pub const BIND_OPEN_FLAGS: u64 = 0o3 | 0o100 | 0o200 | 0o2000;
 /// See [`BIND_UTIMES`].
 pub const BIND_TIME_OMIT: u64 = i64::MIN as u64;
+/// See [`BIND_CHOWN`].
+pub const BIND_ID_OMIT: u64 = u64::MAX;
 
 /// Reply to [`BIND_STATFS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -190,6 +190,41 @@ fn build_commands_see_the_hosts_tools_and_the_function_only() {
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(place.path("outside/written").exists());
     assert_eq!(read("stolen-2").expect("it was made"), PUBLIC);
+}
+
+/// git uses no repository of another user, and pip no cache.
+#[test]
+fn build_commands_own_what_the_author_and_the_home_own() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("not checked: it takes root to build what belongs to somebody else");
+        return;
+    }
+    let place = Place::new();
+    let script = "git init -q && git status --short && mkdir -p $HOME/kept && \
+                  stat -c 'owner of %n: %u:%g' . hello other $HOME $HOME/kept";
+    place.function(&format!(
+        "[build]\ncommand = [\"sh\", \"-c\", \"{script}\"]\n[runtime]\nkind = \"binary\""
+    ));
+    fs::write(place.path("function/other"), "").expect("a file");
+    for (path, id) in [
+        ("home", 1_999_999),
+        ("function", 12_345),
+        ("function/hello", 12_345),
+        ("function/other", 4711),
+    ] {
+        chown(place.path(path), Some(id), Some(id + 1)).expect("root may give it away");
+    }
+    // The second time, directories are there that the first has made.
+    for _ in 0..2 {
+        let outcome = place.build(&[]);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        let of_program = [".", "hello", "/tmp/home", "/tmp/home/kept"].map(|name| (name, "0:0"));
+        for (name, owner) in of_program.into_iter().chain([("other", "4711:4712")]) {
+            let line = format!("owner of {name}: {owner}\n");
+            assert!(outcome.stderr.contains(&line), "{line}{}", outcome.stderr);
+        }
+        assert!(outcome.stderr.contains("?? thaw.toml"), "{}", outcome.stderr);
+    }
 }
 
 /// Go maps the files of its cache so, Rust the metadata of libraries.

@@ -194,6 +194,22 @@ fn a_server_of_another_protocol_may_speak_first() {
     }
 }
 
+/// A socket with `IPV6_V6ONLY` has no clients of IPv4, unless the program has no other one.
+#[test]
+fn a_client_reaches_the_socket_of_its_family() {
+    for (name, keys, expected) in [
+        ("both-families", "env = { FAMILIES = \"IPv4 IPv6\" }", "IPv4 from 127.0.0.1\n"),
+        ("one-family", "env = { FAMILIES = \"IPv6\" }", "IPv6 from ::ffff:127.0.0.1\n"),
+    ] {
+        let function = Function::PythonVariant { program: "both", name, keys };
+        let home = built_home(&format!("entry-{name}"), &[function]);
+        let daemon = Daemon::start(&home, &DaemonOptions::default());
+        for _ in 0..2 {
+            assert_eq!(get(daemon.gateway(), name, "/").text(), expected);
+        }
+    }
+}
+
 #[test]
 fn an_operator_freezes_a_live_instance() {
     let daemon = serve("warmed");

@@ -5,7 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -501,6 +501,48 @@ fn a_directory_bound_to_be_written_to_changes() {
     assert_eq!(names, ["link", "moved", "twin"]);
     let text = fs::read_to_string(directory.path().join("twin")).expect("a file");
     assert_eq!(text, "of the host\nmore\n");
+}
+
+/// Files have the host's ids, and the program has others.
+#[test]
+fn what_the_user_owns_in_a_bound_directory_is_the_programs() {
+    if !can_try_as_nobody() {
+        eprintln!("not checked: it takes root to become another user, who may make namespaces");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let bound = directory.path().join("bound");
+    fs::create_dir(&bound).expect("a directory");
+    for (name, mode, uid) in [("secret", 0o600, 65534), ("other", 0o644, 4711), ("", 0o755, 65534)]
+    {
+        let path = bound.join(name);
+        if !name.is_empty() {
+            fs::write(&path, format!("{name}\n")).expect("a file");
+        }
+        chown(&path, Some(uid), Some(uid)).expect("root may give it away");
+        fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("its mode");
+    }
+    let option = format!("--bind={}:/work:rw", bound.display());
+    let as_user = |user: &str, script: &str| {
+        let mut command = as_nobody(directory.path());
+        command.args(["run", "--rootfs", "/", "--user", user, "--workdir", "/work", &option]);
+        run(command.args(["--", "sh", "-ec", script]))
+    };
+    let script = "git init -q 2>&1; git status --short; echo new > new; mkdir sub; ln -s new link; \
+                  stat -c '%n %u:%g' . secret other new sub link; stat -c '%u:%g' - < secret; \
+                  cp -a new copy; chown 0:0 secret; chown -h 0 link; chown 65534 new; \
+                  chown 4711 new 2>/dev/null || echo refused; cat secret";
+    let shown = "?? other\n?? secret\n. 0:0\nsecret 0:0\nother 4711:4711\nnew 0:0\nsub 0:0\n\
+                 link 0:0\n0:0\nrefused\nsecret\n";
+    assert_eq!(as_user("0:0", script).success(), shown);
+    let script =
+        "stat -c '%n %u:%g' . secret other; cat secret; echo more >> secret; chmod 640 new";
+    let shown = ". 1000:1001\nsecret 1000:1001\nother 4711:4711\nsecret\n";
+    assert_eq!(as_user("1000:1001", script).success(), shown);
+    for name in ["new", "copy", "sub", "secret"] {
+        let found = fs::metadata(bound.join(name)).expect("it is there");
+        assert_eq!((found.uid(), found.gid()), (65534, 65534), "{name}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use thaw_abi::image::{DEPTH_MAX, Mapping, SOURCE_BLOB, ancestor_depth};
 
 use crate::boot::Rootfs;
-use crate::broker::{BoundAccess, BoundDirectory, Broker, Directories, HostDirectory};
+use crate::broker::{BoundAccess, BoundDirectory, Broker, Directories, HostDirectory, Ids};
 use crate::egress::dns::message as dns;
 use crate::event::{Incoming, parse};
 use crate::freeze::report::Report;
@@ -52,7 +52,8 @@ impl BrokerRequests {
     pub fn new(directory: &Path) -> std::io::Result<Self> {
         let root = std::sync::Arc::new(HostDirectory::open(directory)?);
         let mut directories = Directories::new(Some(root.clone()));
-        directories.bind(0, &BoundDirectory::open(directory, BoundAccess::Write)?);
+        let bound = BoundDirectory::open(directory, BoundAccess::Write)?;
+        directories.bind(0, &bound, Ids { uid: 0, gid: 0 });
         let broker = Broker::new(Rootfs::HostDirectory(root), None);
         Ok(Self { broker, directories })
     }

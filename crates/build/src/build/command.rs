@@ -230,10 +230,16 @@ impl Commands<'_> {
 
     /// How `directory` is served. The caller's rights are the measure, since its own
     /// directories are written to; Thaw's state is not seen but for what is bound of it.
+    /// Root builds in directories of other users: the home's, and the author's.
     fn policy(&self, directory: &Path) -> HostPolicy {
         let state = self.home.root();
         let hidden = if directory.starts_with(state) { Vec::new() } else { vec![state.to_owned()] };
-        HostPolicy { rights: FileRights::Caller, hidden, ..HostPolicy::default() }
+        HostPolicy {
+            rights: FileRights::Caller,
+            hidden,
+            in_place_of_owner: true,
+            ..HostPolicy::default()
+        }
     }
 
     /// What is written elsewhere, such as in `/tmp`, stays in the sandbox's memory.

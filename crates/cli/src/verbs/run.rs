@@ -78,7 +78,8 @@ pub struct Arguments {
     /// the program's changes are made on this host.
     ///
     /// Files are opened and made under your rights, for root under those of
-    /// `nobody` (see --as-root).
+    /// `nobody` (see --as-root). What belongs to that user appears as the
+    /// program's own.
     #[arg(long, value_name = "HOST:GUEST[:rw]")]
     bind: Vec<String>,
     /// Open and change files of this host with all rights that you have, also if
@@ -416,6 +417,7 @@ fn host_policy(arguments: &Arguments) -> HostPolicy {
             false => FuseAccess::Hidden,
         },
         hidden: Home::candidates(),
+        ..HostPolicy::default()
     }
 }
 

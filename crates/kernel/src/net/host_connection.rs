@@ -5,7 +5,6 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::net::Ipv4Addr;
 
 use super::address::{Endpoint, SocketAddress};
 use super::host_stream::{Ending, HostStream};
@@ -59,11 +58,16 @@ impl HostConnection {
     }
 
     /// A connection that the host has made to a port by itself, as from the sandbox's own loopback.
-    pub fn of_port(port: u16, fd: HostFd, family: u16, options: Options, ino: u64) -> Arc<Self> {
+    pub fn of_port(
+        local: Endpoint,
+        fd: HostFd,
+        family: u16,
+        options: Options,
+        ino: u64,
+    ) -> Arc<Self> {
         let common = Common::new(family, SocketType::Stream, IPPROTO_TCP, ino);
         *common.options.borrow_mut() = options;
         let stream = HostStream::of_this_boot(fd, Kind::Socket, common.queue.clone());
-        let local = Endpoint { ip: Ipv4Addr::LOCALHOST.into(), port };
         Arc::new(Self { common, stream, id: None, peer: local.with_port(HOST_PORT), local })
     }
 }

@@ -39,6 +39,7 @@ pub mod unix_stream;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::Ipv4Addr;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
 
@@ -48,6 +49,7 @@ use crate::host::control;
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::OfBoot;
 use crate::sync::KernelCell;
+use address::Endpoint;
 use host_connection::{Clients, HostConnection};
 use netlink::NetlinkNetwork;
 use socket::Protocol;
@@ -159,7 +161,8 @@ impl Network {
     /// on its port. Without one, it waits if there never was one, and is closed otherwise.
     pub fn deliver(&self, connection: &thaw_abi::control::Connection, fd: HostFd) {
         let port = connection.local.port;
-        let Some(listener) = self.tcp.ports.listener_at(port).filter(|_| port != 0) else {
+        let local = Endpoint::from_host(&connection.local);
+        let Some(listener) = self.tcp.ports.listener_at(local).filter(|_| port != 0) else {
             if !self.early.borrow_mut().keep(connection, port, fd) {
                 let _ = Machine::shutdown(fd, socket::ShutdownHow::Both as u32);
                 turn_away(connection, fd);
@@ -183,11 +186,12 @@ impl Network {
         accepted: impl FnOnce(),
     ) -> crate::errno::Result<()> {
         let refused = crate::errno::Errno::ECONNREFUSED;
-        let listener = self.tcp.ports.listener_at(port).ok_or(refused)?;
+        let local = Endpoint { ip: Ipv4Addr::LOCALHOST.into(), port };
+        let listener = self.tcp.ports.listener_at(local).ok_or(refused)?;
         accepted();
         let family = listener.common().family;
         let options = listener.inherited_options();
-        let connection = HostConnection::of_port(port, fd, family, options, self.inodes.next());
+        let connection = HostConnection::of_port(local, fd, family, options, self.inodes.next());
         // A listener that has just ended drops, and so closes, the connection.
         drop(listener.deliver(connection));
         Ok(())
@@ -216,21 +220,21 @@ impl Network {
     /// A socket has begun to listen: those who came early to its port have somebody to wait for.
     /// `own` is the function's port.
     pub fn listening(&self, own: u16) {
-        let is_listening = |port| self.tcp.ports.any_listener_at(port).is_some();
+        let is_listening = |port| !self.tcp.ports.listeners_at(port).is_empty();
         let ready = self.early.borrow_mut().take(own, is_listening);
         for (connection, fd) in of_this_boot(&ready) {
             self.deliver(connection, fd);
         }
     }
 
-    /// Whether a socket listens on `port` and nobody waits to be accepted.
+    /// Whether a socket listens on `port` and nobody waits to be accepted, at none of those that
+    /// listen there.
     pub fn waits_for_clients(&self, port: u16) -> bool {
-        port != 0
-            && self
-                .tcp
-                .ports
-                .any_listener_at(port)
-                .is_some_and(|listener| listener.waits_for_clients())
+        if port == 0 {
+            return false;
+        }
+        let listeners = self.tcp.ports.listeners_at(port);
+        !listeners.is_empty() && listeners.iter().all(|listener| listener.waits_for_clients())
     }
 }
 
@@ -315,7 +319,7 @@ mod tests {
     use crate::errno::Errno;
     use crate::fs::file::{Events, File};
     use crate::io::{Sink, Source};
-    use crate::net::address::{AF_INET, Endpoint, SocketAddress};
+    use crate::net::address::{AF_INET, AF_INET6, Endpoint, SocketAddress};
     use crate::net::socket::Socket;
     use crate::state::kernel;
     use crate::testing::Sandbox;
@@ -450,6 +454,31 @@ mod tests {
         let SocketAddress::V4(peer) = accepted.peer_address().unwrap() else { panic!() };
         assert_eq!((peer.ip.to_string(), peer.port), ("10.0.0.1".to_string(), 5000));
         exchange(client, Socket::new(accepted));
+    }
+
+    /// As servers listen that have a socket for each family.
+    #[test]
+    fn a_client_gets_the_listener_of_its_family_and_is_waited_for() {
+        let _sandbox = Sandbox::new();
+        let network = &kernel().net;
+        let only_v6 = network.tcp.socket(AF_INET6, &network.inodes);
+        only_v6.common().options.borrow_mut().set_value(options::V6ONLY, 1);
+        only_v6.bind(&SocketAddress::V6(Endpoint::wildcard(AF_INET6).with_port(8080))).unwrap();
+        only_v6.listen(5).unwrap();
+        let only_v6 = Socket::new(only_v6);
+        let v4 = listening(network, 8080);
+        assert!(network.waits_for_clients(8080));
+        let (_client, ours) = UnixStream::pair().unwrap();
+        network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
+        assert!(v4.poll().contains(Events::IN) && !only_v6.poll().contains(Events::IN));
+        assert!(!network.waits_for_clients(8080));
+        drop(v4.protocol.accept().unwrap());
+        assert!(network.waits_for_clients(8080));
+        // Programs that listen for the other family only have clients all the same.
+        drop(v4);
+        let (_client, ours) = UnixStream::pair().unwrap();
+        network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
+        assert!(only_v6.poll().contains(Events::IN));
     }
 
     #[test]

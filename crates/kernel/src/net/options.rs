@@ -81,7 +81,7 @@ impl Options {
         self.plain.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 
-    fn set_value(&mut self, name: Name, value: i32) {
+    pub(super) fn set_value(&mut self, name: Name, value: i32) {
         match self.plain.iter_mut().find(|(other, _)| *other == name) {
             Some((_, old)) => *old = value,
             None => self.plain.push((name, value)),

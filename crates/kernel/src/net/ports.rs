@@ -37,11 +37,13 @@ struct Entry<S> {
 impl<S> Entry<S> {
     /// Whether packets to `ip` reach this socket.
     fn accepts(&self, ip: IpAddr) -> bool {
-        match self.ip {
-            IpAddr::V6(own) if own.is_unspecified() => ip.is_ipv6() || !self.options.v6_only,
-            own if own.is_unspecified() => own.is_ipv4() == ip.is_ipv4(),
-            own => own == ip,
-        }
+        (self.ip.is_unspecified() || self.ip == ip) && self.accepts_family(ip)
+    }
+
+    /// Whether packets to some address of the family of `ip` reach this socket.
+    fn accepts_family(&self, ip: IpAddr) -> bool {
+        let is_dual = self.ip.is_ipv6() && self.ip.is_unspecified() && !self.options.v6_only;
+        self.ip.is_ipv4() == ip.is_ipv4() || is_dual
     }
 }
 
@@ -199,17 +201,20 @@ impl<S> PortTable<S> {
         listening.map(|(port, _)| *port).collect()
     }
 
-    /// Any of the sockets that listen at `port`, for a question: it takes nobody's turn.
-    pub fn any_listener_at(&self, port: u16) -> Option<Arc<S>> {
+    /// The sockets that listen at `port`, for a question: it takes nobody's turn.
+    pub fn listeners_at(&self, port: u16) -> Vec<Arc<S>> {
         let ports = self.ports.borrow_mut();
-        let entries = ports.by_port.get(&port)?;
-        entries.iter().filter(|entry| entry.listening).find_map(|entry| entry.owner.upgrade())
+        let entries = ports.by_port.get(&port).into_iter().flatten();
+        entries.filter(|entry| entry.listening).filter_map(|entry| entry.owner.upgrade()).collect()
     }
 
-    /// A listening socket at `port`, whatever its address, for a connection. Those that share the port
-    /// take turns.
-    pub fn listener_at(&self, port: u16) -> Option<Arc<S>> {
-        self.find(port, |entry| entry.listening.then_some((0, false)))
+    /// A listening socket at the port of `to`, whatever its address, for a connection that does not come
+    /// over the sandbox' own network: one of the connection's family, if there is one, otherwise one
+    /// of the other. Those that share the port take turns.
+    pub fn listener_at(&self, to: Endpoint) -> Option<Arc<S>> {
+        self.find(to.port, |entry| {
+            entry.listening.then(|| (entry.accepts_family(to.ip).into(), false))
+        })
     }
 }
 
@@ -321,9 +326,54 @@ mod tests {
             (0..6).filter_map(|_| table.listener(at(LOCAL4, 80))).map(|one| *one).collect();
         reached.sort_unstable();
         assert_eq!(reached, [1, 1, 2, 2, 3, 3]);
-        let first = table.listener_at(80);
-        assert!(table.any_listener_at(80).is_some());
-        assert_ne!(first, table.listener_at(80), "a question takes nobody's turn");
+        let elsewhere = at(Ipv4Addr::new(10, 0, 0, 1).into(), 80);
+        let first = table.listener_at(elsewhere);
+        assert_eq!(table.listeners_at(80), all);
+        assert_ne!(first, table.listener_at(elsewhere), "a question takes nobody's turn");
+    }
+
+    #[test]
+    fn connections_from_outside_find_a_listener_of_their_family() {
+        let plain = BindOptions::default();
+        let only = BindOptions { v6_only: true, ..plain };
+        let outside = [
+            at(Ipv4Addr::new(10, 0, 0, 1).into(), 80),
+            at(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(), 80),
+        ];
+        for (bound, expected) in [
+            (&[(ANY6, only), (ANY4, plain)][..], [1, 0]),
+            (&[(ANY4, plain), (ANY6, only)], [0, 1]),
+            (&[(LOCAL6, plain), (LOCAL4, plain)], [1, 0]),
+            // There is no other.
+            (&[(ANY6, only)], [0, 0]),
+            (&[(LOCAL4, plain)], [0, 0]),
+            (&[(ANY6, plain)], [0, 0]),
+        ] {
+            let table = PortTable::new();
+            let sockets: Vec<_> = (0..bound.len()).map(Arc::new).collect();
+            for (socket, (ip, options)) in sockets.iter().zip(bound) {
+                table.bind(&Arc::downgrade(socket), at(*ip, 80), *options).unwrap();
+                table.listen(&Arc::downgrade(socket), 80).unwrap();
+            }
+            let found = outside.map(|to| table.listener_at(to).map(|socket| *socket));
+            assert_eq!(found, expected.map(Some), "{bound:?}");
+        }
+    }
+
+    #[test]
+    fn those_of_a_family_take_turns_among_themselves() {
+        let table = PortTable::new();
+        let reuse = BindOptions { reuse_port: true, v6_only: true, ..BindOptions::default() };
+        let all = [ANY6, ANY4, ANY6, ANY4].map(Arc::new);
+        for one in &all {
+            table.bind(&Arc::downgrade(one), at(**one, 80), reuse).unwrap();
+            table.listen(&Arc::downgrade(one), 80).unwrap();
+        }
+        for ip in [LOCAL4, LOCAL6] {
+            let reached = [0; 2].map(|_| table.listener_at(at(ip, 80)).unwrap());
+            assert!(reached.iter().all(|one| one.is_ipv4() == ip.is_ipv4()), "{reached:?}");
+            assert!(!Arc::ptr_eq(&reached[0], &reached[1]));
+        }
     }
 
     #[test]

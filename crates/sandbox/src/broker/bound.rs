@@ -5,7 +5,8 @@
 //! following any symbolic link ([`HostDirectory`]), and names are created, moved and removed in a
 //! parent directory that was found that way. Only regular files are opened; no
 //! device, FIFO or socket is opened or made; set-user-id and set-group-id are
-//! never set; owners do not change.
+//! never set; owners do not change. What belongs to whom the directory is served as appears as the
+//! program's own ([`Owners`]).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -26,7 +27,8 @@ use rustix::io::{Errno, pread, pwrite};
 use serde::{Deserialize, Serialize};
 use thaw_abi::bind::*;
 
-use super::host_directory::{HostDirectory, HostPolicy, Listing, Place, encode};
+use super::host_directory::{HostDirectory, HostPolicy, Listing, Place};
+use super::owners::{Ids, Owners};
 use super::path::is_harmless;
 
 /// Most files of one mount that a sandbox has open at a time.
@@ -37,6 +39,8 @@ const OPEN_MAX: usize = 512;
 pub struct BoundDirectory {
     directory: Arc<HostDirectory>,
     access: BoundAccess,
+    /// Whose files are the sandbox' own, if anybody's.
+    served_as: Option<Ids>,
 }
 
 /// What a sandbox may do with a bound directory.
@@ -50,7 +54,7 @@ pub enum BoundAccess {
 
 impl BoundDirectory {
     pub(super) fn new(directory: HostDirectory, access: BoundAccess) -> Self {
-        Self { directory: Arc::new(directory), access }
+        Self { directory: Arc::new(directory), access, served_as: None }
     }
 
     /// Opens the directory, with the policy that gives the least.
@@ -66,7 +70,9 @@ impl BoundDirectory {
     /// # Errors
     /// See [`HostDirectory::open_with`].
     pub fn open_with(path: &Path, access: BoundAccess, policy: &HostPolicy) -> io::Result<Self> {
-        Ok(Self { directory: Arc::new(HostDirectory::open_with(path, policy)?), access })
+        let directory = HostDirectory::open_with(path, policy)?;
+        let served_as = Ids::served_as(&directory, policy)?;
+        Ok(Self { directory: Arc::new(directory), access, served_as })
     }
 
     /// The directory.
@@ -81,7 +87,12 @@ impl BoundDirectory {
 
     /// The same directory, with which a sandbox may do something else.
     pub(super) fn with_access(&self, access: BoundAccess) -> Self {
-        Self { directory: self.directory.clone(), access }
+        Self { directory: self.directory.clone(), access, served_as: self.served_as }
+    }
+
+    /// Who owns what in it, as a sandbox sees it whose program runs as `own`.
+    pub(super) fn owners(&self, own: Ids) -> Owners {
+        Owners::new(self.served_as, own)
     }
 }
 
@@ -89,6 +100,7 @@ impl BoundDirectory {
 pub(super) struct Bound {
     directory: Arc<HostDirectory>,
     access: BoundAccess,
+    owners: Owners,
     open: Mutex<OpenFiles>,
     /// The directory that is being listed.
     listing: Mutex<Option<Listing>>,
@@ -112,10 +124,16 @@ fn name(bytes: &[u8]) -> &OsStr {
 }
 
 impl Bound {
+    /// All files belong to whom they belong to on the host.
     pub fn new(directory: &BoundDirectory) -> Self {
+        Self::with_owners(directory, Owners::default())
+    }
+
+    pub fn with_owners(directory: &BoundDirectory, owners: Owners) -> Self {
         Self {
             directory: directory.directory.clone(),
             access: directory.access,
+            owners,
             open: Mutex::default(),
             listing: Mutex::default(),
         }
@@ -136,6 +154,11 @@ impl Bound {
         self.access
     }
 
+    /// Who owns what, as the sandbox sees it.
+    pub fn owners(&self) -> Owners {
+        self.owners
+    }
+
     /// Serves a request; the tail of the reply.
     pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
         let BindRequest { operation, a, b, c, .. } = *request;
@@ -146,7 +169,7 @@ impl Bound {
                 closed.map(|_| Vec::new()).ok_or(Errno::BADF)
             }
             BIND_READ => self.read(a, b, c),
-            BIND_FSTAT => Ok(bytes_of(&encode(&fstat(self.file(a)?)?)).to_vec()),
+            BIND_FSTAT => Ok(bytes_of(&self.owners.show(&fstat(self.file(a)?)?)).to_vec()),
             BIND_FTRUNCATE => {
                 self.check_writable()?;
                 ftruncate(self.file(a)?, b).map(|()| Vec::new())
@@ -170,7 +193,7 @@ impl Bound {
     fn with_path(&self, request: &BindRequest, path: &[u8]) -> Result<Vec<u8>, Errno> {
         let BindRequest { operation, a, b, .. } = *request;
         match operation {
-            BIND_STAT => return self.directory.stat(path),
+            BIND_STAT => return self.stat(path),
             BIND_READLINK => return self.directory.read_link(path),
             BIND_LIST => return self.list(path, a),
             BIND_OPEN => return self.open_file(path, a, b),
@@ -192,6 +215,7 @@ impl Bound {
                 unlinkat(parent, name(last), AtFlags::REMOVEDIR)?;
             }
             BIND_CHMOD => self.chmod(path, a)?,
+            BIND_CHOWN => self.chown(path, a, b)?,
             BIND_UTIMES => self.set_times(path, a as i64, b as i64)?,
             BIND_TRUNCATE => {
                 let (file, _) = self.directory.open_regular(path, OFlags::WRONLY)?;
@@ -200,6 +224,14 @@ impl Bound {
             _ => return Err(Errno::NOSYS),
         }
         Ok(Vec::new())
+    }
+
+    fn stat(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let attributes = match self.directory.locate(path)? {
+            Place::Seen(file) => self.owners.show(&fstat(&file)?),
+            Place::Hidden(attributes) => attributes,
+        };
+        Ok(bytes_of(&attributes).to_vec())
     }
 
     fn check_writable(&self) -> Result<(), Errno> {
@@ -343,6 +375,17 @@ impl Bound {
         chmodat(CWD, same, permissions(mode), AtFlags::empty())
     }
 
+    /// Owners do not change: it is enough if they are as wanted.
+    fn chown(&self, path: &[u8], uid: u64, gid: u64) -> Result<(), Errno> {
+        let id = |id: u64| match id {
+            BIND_ID_OMIT => Ok(None),
+            id => u32::try_from(id).map(Some).map_err(|_| Errno::INVAL),
+        };
+        let (uid, gid) = (id(uid)?, id(gid)?);
+        let found = fstat(self.locate_to_change(path)?)?;
+        if self.owners.are(&found, uid, gid) { Ok(()) } else { Err(Errno::PERM) }
+    }
+
     fn set_times(&self, path: &[u8], atime: i64, mtime: i64) -> Result<(), Errno> {
         let located = self.locate_to_change(path)?;
         let time = |ns: i64| {
@@ -380,7 +423,8 @@ fn permissions(mode: u64) -> Mode {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use thaw_abi::control::FileAttributes;
 
     struct Tree {
         all: tempfile::TempDir,
@@ -451,7 +495,7 @@ mod tests {
             assert!(matches!(error, Errno::LOOP), "{path}: {error}");
         }
         for path in ["../secret/key", "/etc/passwd", "sub/../../secret/key", "sub/..", "a//b"] {
-            for operation in 1..=20 {
+            for operation in 1..=21 {
                 assert!(tree.ask(operation, 0, 0, path.as_bytes()).is_err(), "{operation} {path}");
                 let two = [path.as_bytes(), b"\0file"].concat();
                 assert!(tree.ask(operation, 0, 0, &two).is_err(), "{operation} {path}");
@@ -519,6 +563,32 @@ mod tests {
     }
 
     #[test]
+    fn what_the_user_owns_appears_as_the_programs() {
+        let tree = tree(BoundAccess::Write);
+        let found = fs::metadata(tree.all.path().join("bound/file")).unwrap();
+        let host = Ids { uid: found.uid(), gid: found.gid() };
+        let own = Ids { uid: host.uid + 7, gid: host.gid + 8 };
+        let directory = tree.bound.directory.clone();
+        let directory =
+            BoundDirectory { directory, access: BoundAccess::Write, served_as: Some(host) };
+        let bound = Bound::with_owners(&directory, directory.owners(own));
+        let tree = Tree { bound, ..tree };
+        let file = tree.open("file", OFlags::RDONLY).unwrap();
+        for reply in [tree.ask(BIND_STAT, 0, 0, b"file"), tree.ask(BIND_FSTAT, file, 0, b"")] {
+            let shown: FileAttributes = bytemuck::pod_read_unaligned(&reply.unwrap());
+            assert_eq!((shown.uid, shown.gid), (own.uid, own.gid));
+        }
+        let chown = |uid: u32, gid: u64| tree.ask(BIND_CHOWN, uid.into(), gid, b"file");
+        assert_eq!(chown(own.uid, own.gid.into()), Ok(Vec::new()));
+        assert_eq!(chown(host.uid, BIND_ID_OMIT), Ok(Vec::new()));
+        assert_eq!(chown(4711, BIND_ID_OMIT), Err(Errno::PERM));
+        assert_eq!(chown(own.uid, 4711), Err(Errno::PERM));
+        assert_eq!(chown(own.uid, 1 << 40), Err(Errno::INVAL));
+        let after = fs::metadata(tree.all.path().join("bound/file")).unwrap();
+        assert_eq!((after.uid(), after.gid()), (host.uid, host.gid));
+    }
+
+    #[test]
     fn a_directory_to_be_read_is_not_written_to() {
         let tree = tree(BoundAccess::Read);
         let file = tree.open("file", OFlags::RDONLY).unwrap();
@@ -527,7 +597,8 @@ mod tests {
         assert_eq!(tree.ask(BIND_FTRUNCATE, file, 0, b""), Err(Errno::ROFS));
         assert_eq!(tree.open("file", OFlags::RDWR), Err(Errno::ROFS));
         assert_eq!(tree.open("new", OFlags::CREATE), Err(Errno::ROFS));
-        for operation in [BIND_MKDIR, BIND_UNLINK, BIND_RMDIR, BIND_CHMOD, BIND_UTIMES] {
+        for operation in [BIND_MKDIR, BIND_UNLINK, BIND_RMDIR, BIND_CHMOD, BIND_CHOWN, BIND_UTIMES]
+        {
             assert_eq!(tree.ask(operation, 0, 0, b"file"), Err(Errno::ROFS));
         }
         for operation in [BIND_RENAME, BIND_LINK, BIND_SYMLINK] {

@@ -11,6 +11,7 @@ use thaw_abi::bind::{BindRequest, VOLUME_SOCKET};
 
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::{Description, HostDirectory, Listing};
+use super::owners::{Ids, Owners};
 use super::rights::FileRights;
 use super::volume::{MountedVolume, Share, Volume, VolumeHolder, VolumeMount};
 use super::{Answer, Question, check_read_only};
@@ -77,10 +78,10 @@ impl Directories {
         Self { root, restricted, ..Self::default() }
     }
 
-    /// Adds a mount.
-    pub fn bind(&mut self, mount: u32, directory: &BoundDirectory) {
+    /// Adds a mount for a sandbox whose program runs as `own`.
+    pub fn bind(&mut self, mount: u32, directory: &BoundDirectory, own: Ids) {
         self.restricted |= directory.directory().rights() == FileRights::Unprivileged;
-        self.bound.insert(mount, Bound::new(directory));
+        self.bound.insert(mount, Bound::with_owners(directory, directory.owners(own)));
     }
 
     /// Volumes of a sandbox by number of the mount.
@@ -112,7 +113,7 @@ impl Directories {
         let mut descriptors: Vec<_> = self.root.iter().map(|root| root.as_fd()).collect();
         descriptors.extend(self.bound.values().map(|bound| bound.directory().as_fd()));
         let described = |(number, bound): (&u32, &Bound)| {
-            (*number, bound.access(), bound.directory().description())
+            (*number, bound.access(), bound.owners(), bound.directory().description())
         };
         let setup = Setup {
             rights: self.rights(),
@@ -129,9 +130,10 @@ impl Directories {
         let mut next = || descriptors.next().ok_or(io::ErrorKind::InvalidData);
         let root = setup.root.map(|root| HostDirectory::described(next()?, root)).transpose()?;
         let mut all = Self { root: root.map(Arc::new), ..Self::default() };
-        for (number, access, directory) in setup.bound {
+        for (number, access, owners, directory) in setup.bound {
             let directory = HostDirectory::described(next()?, directory)?;
-            all.bound.insert(number, Bound::new(&BoundDirectory::new(directory, access)));
+            let directory = BoundDirectory::new(directory, access);
+            all.bound.insert(number, Bound::with_owners(&directory, owners));
         }
         Ok(all)
     }
@@ -214,7 +216,7 @@ pub struct Setup {
     /// Under whose rights they are served.
     pub rights: FileRights,
     root: Option<Description>,
-    bound: Vec<(u32, BoundAccess, Description)>,
+    bound: Vec<(u32, BoundAccess, Owners, Description)>,
 }
 
 impl Setup {
@@ -225,7 +227,7 @@ impl Setup {
 
     /// Whether any of the directories may be written to.
     pub fn access(&self) -> BoundAccess {
-        let writable = self.bound.iter().any(|(_, access, _)| *access == BoundAccess::Write);
+        let writable = self.bound.iter().any(|(_, access, ..)| *access == BoundAccess::Write);
         if writable { BoundAccess::Write } else { BoundAccess::Read }
     }
 }

@@ -49,6 +49,9 @@ pub struct HostPolicy {
     pub fuse: FuseAccess,
     /// Directories that are not seen.
     pub hidden: Vec<PathBuf>,
+    /// Whether root uses a bound directory in the place of the directory's owner: what is the
+    /// owner's appears as the program's own. Without [`FileRights::Caller`] it means nothing.
+    pub in_place_of_owner: bool,
 }
 
 /// Whether a sandbox sees file systems that a process answers for (FUSE).
@@ -173,8 +176,8 @@ impl HostDirectory {
         let hidden: Vec<PathBuf> = hidden.iter().map(path).collect();
         let mount = look(root.as_fd(), c"")?.stx_mnt_id;
         let mounts = Mutex::new(Mounts::of_this_process()?);
-        let (policy, hidden) =
-            (HostPolicy { rights, fuse, hidden: hidden.clone() }, Hidden::new(&hidden));
+        let policy = HostPolicy { rights, fuse, hidden, ..HostPolicy::default() };
+        let hidden = Hidden::new(&policy.hidden);
         Ok(Self { root, mount, policy, mounts, hidden, part })
     }
 

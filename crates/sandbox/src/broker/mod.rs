@@ -19,6 +19,7 @@ mod files;
 mod hidden;
 mod host_directory;
 mod memory;
+mod owners;
 mod part;
 mod path;
 mod process;
@@ -38,6 +39,7 @@ pub use volume::{
 pub use file_server::leave_requests_about_volumes;
 pub(crate) use file_server::{FileServer, QueueFull};
 pub(crate) use files::{Directories, VolumeUser};
+pub(crate) use owners::Ids;
 pub(crate) use process::main as files_main;
 pub(crate) use request::{Question, Request, socket_address};
 

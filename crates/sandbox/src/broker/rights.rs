@@ -10,7 +10,7 @@ use crate::confine::hold_capabilities;
 use crate::sys;
 
 /// User and group id of nobody (the overflow id of user_namespaces(7)).
-const NOBODY: u32 = 65_534;
+pub(super) const NOBODY: u32 = 65_534;
 
 /// Capabilities that opening and changing files can take (capabilities(7)).
 const ABOUT_FILES: CapabilitySet = CapabilitySet::DAC_OVERRIDE

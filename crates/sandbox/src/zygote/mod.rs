@@ -43,7 +43,7 @@ use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN, THAW
 use thaw_abi::cpu::Baseline;
 
 use crate::boot::{BootError, BootPlan, MemoryWrites, MountKind, Rootfs, StartSpec, ThawOptions};
-use crate::broker::{Broker, Directories, VolumeHolder, VolumeMount, VolumeUser};
+use crate::broker::{Broker, Directories, Ids, VolumeHolder, VolumeMount, VolumeUser};
 pub use crate::console::Console;
 use crate::console::HostEnd;
 use crate::cores::CoreGroup;
@@ -405,9 +405,10 @@ fn directories(spec: &StartSpec<'_>) -> Directories {
         Rootfs::Index { .. } => None,
     };
     let mut directories = Directories::new(root);
+    let own = Ids { uid: spec.uid, gid: spec.gid };
     for (number, mount) in spec.mounts.iter().enumerate() {
         if let MountKind::Bind(directory) = &mount.kind {
-            directories.bind(number as u32, directory);
+            directories.bind(number as u32, directory, own);
         }
     }
     directories

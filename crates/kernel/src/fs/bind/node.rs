@@ -427,7 +427,11 @@ impl Inode for BoundNode {
         let other = |wanted: Option<u32>, now: u32| wanted.is_some_and(|id| id != now);
         if other(changes.uid, known.uid) || other(changes.gid, known.gid) {
             // Files belong to whoever runs the sandbox.
-            return Err(Errno::EPERM);
+            if self.bind.is_volume() {
+                return Err(Errno::EPERM);
+            }
+            let id = |wanted: Option<u32>| wanted.map_or(BIND_ID_OMIT, u64::from);
+            self.command(BIND_CHOWN, [id(changes.uid), id(changes.gid), 0])?;
         }
         if let Some(bits) = changes.permissions {
             self.command(BIND_CHMOD, [bits.into(), 0, 0])?;

@@ -1,15 +1,17 @@
 //! The process itself, which this test binary becomes.
 
 use super::*;
-use crate::broker::{BoundAccess, BoundDirectory, HostDirectory, HostPolicy};
+use crate::broker::{BoundAccess, BoundDirectory, HostDirectory, HostPolicy, Ids};
 use bytemuck::Zeroable;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use thaw_abi::bind::{BIND_MKDIR, BIND_STAT, BIND_WRITE, BindRequest};
-use thaw_abi::control::{MSG_BIND, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_STAT, Reply};
+use thaw_abi::control::{FileAttributes, MSG_BIND, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_STAT, Reply};
 
 const LONG: Duration = Duration::from_secs(20);
+/// As whom the program runs.
+const PROGRAM: Ids = Ids { uid: 7, gid: 8 };
 
 /// A process that serves these directories, and the sandbox' end of the control socket.
 fn serving(directories: &Directories) -> (FileProcess, OwnedFd) {
@@ -102,7 +104,7 @@ fn bound_directories_have_their_numbers_and_their_access() {
         [(&readable, BoundAccess::Read), (&writable, BoundAccess::Write)].into_iter().enumerate()
     {
         let bound = BoundDirectory::open(directory.path(), access).unwrap();
-        directories.bind(7 + number as u32, &bound);
+        directories.bind(7 + number as u32, &bound, PROGRAM);
     }
     let (server, sandbox) = serving(&directories);
     let ask = |mount, operation, path: &[u8]| {
@@ -115,6 +117,10 @@ fn bound_directories_have_their_numbers_and_their_access() {
     assert_eq!(ask(7, BIND_MKDIR, b"new"), libc::EROFS);
     assert_eq!(ask(8, BIND_MKDIR, b"new"), 0);
     assert!(writable.path().join("new").is_dir());
+    let request = BindRequest { mount: 8, operation: BIND_STAT, ..BindRequest::zeroed() };
+    server.pass_on(MSG_BIND, 1, &[bytes_of(&request), b"new"].concat()).unwrap();
+    let made: FileAttributes = pod_read_unaligned(&reply(&sandbox).1);
+    assert_eq!((made.uid, made.gid), (PROGRAM.uid, PROGRAM.gid));
 }
 
 /// The process reads what its caller has passed on, and no more than that.
@@ -149,7 +155,8 @@ fn what_waits_is_bounded() {
 fn a_moment_without_room_is_waited_for() {
     let writable = directory();
     let mut directories = Directories::new(None);
-    directories.bind(0, &BoundDirectory::open(writable.path(), BoundAccess::Write).unwrap());
+    let bound = BoundDirectory::open(writable.path(), BoundAccess::Write).unwrap();
+    directories.bind(0, &bound, PROGRAM);
     let (server, sandbox) = serving(&directories);
     let request = BindRequest { operation: BIND_WRITE, ..BindRequest::zeroed() };
     let body = [bytes_of(&request), &[7; 64 * 1024]].concat();
