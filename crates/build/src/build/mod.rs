@@ -6,6 +6,7 @@
 //! be repeated without the first, when an image no longer fits the kernel or the
 //! machine.
 
+mod absent;
 mod command;
 mod compare;
 mod contract;
