@@ -256,6 +256,31 @@ fn gradle_makes_archives() {
     let mirror = (
         "gradle/wrapper/gradle-wrapper.properties",
         "distributionUrl=https\\://mirror.example/g.zip\n",
+/// What starts the program is installed, though it is for development.
+#[test]
+fn a_tool_of_the_start_script_is_installed() {
+    let installed = |start: &str, rest: &str, lock: (&str, &str)| {
+        let json = format!(r#"{{"scripts": {{"start": "{start}"}}, {rest}}}"#);
+        let project = found(&[("package.json", &json), ("src/index.ts", ""), lock]);
+        (build(&project), project.notes.join(" "))
+    };
+    let npm = ("package-lock.json", "{}");
+    let tsx = r#""dependencies": {"x": "1"}, "devDependencies": {"tsx": "4", "vitest": "2"}"#;
+    for start in ["tsx src/index.ts", "node --import tsx a.ts", "node --import=tsx/esm a.ts"] {
+        let (line, note) = installed(start, tsx, npm);
+        assert_eq!(line, "npm ci --no-audit --no-fund", "{start}");
+        assert!(note.contains("started by tsx"), "{note}");
+    }
+    let alone = r#""devDependencies": {"@nestjs/cli": "10"}"#;
+    let pnpm = ("pnpm-lock.yaml", "lockfileVersion: '9.0'\n");
+    let (line, _) = installed("nest start", alone, pnpm);
+    assert_eq!(line, "npx --yes pnpm@9 install --frozen-lockfile --config.node-linker=hoisted");
+    let (line, note) = installed("node tsx.js", tsx, npm);
+    assert_eq!((line.as_str(), note.as_str()), ("npm ci --omit=dev --no-audit --no-fund", ""));
+    let both = r#""dependencies": {"tsx": "1"}, "devDependencies": {"tsx": "4"}"#;
+    assert!(installed("tsx src/index.ts", both, npm).0.contains("--omit=dev"));
+}
+
     );
     let egress = found(&[&files[..], &[mirror]].concat()).build.unwrap().egress;
     assert!(egress.contains(&"mirror.example:443".to_owned()), "{egress:?}");
