@@ -163,13 +163,37 @@ fn packages_of_a_requirements_file_and_of_a_project_are_installed() {
         return;
     }
     let place = Place::new();
+    let wsgi = "from shop import create_app\napp = create_app()\n";
+    let factory =
+        FLASK.replace("import flask\n", "import flask\ndef create_app():\n    return app\n");
     let flask = place.directory(
         "flask",
-        &[("app.py", FLASK), ("requirements.txt", "flask==3.1.0\ngunicorn==23.0.0\n")],
+        &[
+            ("wsgi.py", wsgi),
+            ("shop/__init__.py", &factory),
+            ("requirements.txt", "flask==3.1.0\ngunicorn>=23\n"),
+        ],
     );
     let report = place.init(&flask, &[]);
     assert_eq!(report["project"]["found"][1], "Flask");
     assert_eq!(place.answer(&flask, "/?q=1"), "flask 1");
+    // A change of the program alone has nothing installed.
+    fs::write(flask.join("shop/__init__.py"), factory.replace("'flask '", "'changed '"))
+        .expect("a file");
+    let again = |arguments: &[&str]| {
+        let all = ["build", "--weak-limits", flask.to_str().expect("text")];
+        let outcome = place.thaw(&[&all, arguments].concat());
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        let kept = "keeping the Python packages of the build before";
+        assert_ne!(outcome.stderr.contains(kept), outcome.stderr.contains("pip | "));
+        (outcome.stderr.contains(kept), outcome.stderr.contains("--fresh-packages` installs"))
+    };
+    assert_eq!(again(&[]), (true, true));
+    assert_eq!(place.answer(&flask, "/?q=1"), "changed 1");
+    assert_eq!(again(&["--fresh-packages"]), (false, false));
+    fs::write(flask.join("requirements.txt"), "flask==3.1.0\ngunicorn==23.0.0\n").expect("a file");
+    assert_eq!(again(&[]), (false, false));
+    assert_eq!(again(&[]), (true, false));
     let main = "import fastapi\napi = fastapi.FastAPI()\n@api.get('/')\ndef hello(q: int):\n    \
                 return {'twice': 2 * q}\n";
     let project = "[project]\nname = \"x\"\nversion = \"1\"\n\

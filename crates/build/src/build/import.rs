@@ -29,6 +29,9 @@ use thaw_store::{Domain, Name, Session, StoreError, Tree};
 /// Where Python packages lie in the sandbox.
 pub const PACKAGES: &str = "/opt/packages";
 
+/// The variable by which a program finds them.
+const PYTHONPATH: &str = "PYTHONPATH";
+
 /// Why the files of a function could not be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportFailure {
@@ -226,7 +229,7 @@ impl<'a> Import<'a> {
         }
         tree.make_directories(Path::new(&self.config.workdir))?;
         put_trust(self.commands.home, self.config, session, &mut tree, &mut environment)?;
-        environment.extend(self.config.env.clone());
+        add_own(&mut environment, &self.config.env);
         Ok(Imported { tree, environment, runtime: runtime_files, libraries })
     }
 
@@ -372,7 +375,7 @@ impl<'a> Import<'a> {
                 let path = packages.path.clone();
                 let options = ImportOptions { readers, ..self.own_options(&packages) };
                 self.import(packages, Path::new(PACKAGES), &options, session, tree, on_event)?;
-                environment.insert("PYTHONPATH".to_owned(), PACKAGES.to_owned());
+                environment.insert(PYTHONPATH.to_owned(), PACKAGES.to_owned());
                 request.granted.push(path.clone());
                 request.libraries_of.push(path);
             }
@@ -458,7 +461,6 @@ impl<'a> Import<'a> {
         }
         let Some(requirements) = &runtime.requirements else { return Ok(None) };
         let requirements = self.named("requirements", requirements)?;
-        on_event(BuildEvent::Stage("installing Python packages"));
         let target = packages::install(&self.commands, runtime, &requirements.path, on_event)?;
         let file = open_plainly("requirements", &target)?;
         Ok(Some((Named { file, path: target, inside: None }, Readers::ThisProcess)))
@@ -627,6 +629,20 @@ fn open_plainly(key: &'static str, path: &Path) -> Result<File, ImportFailure> {
     opened.map(File::from).map_err(missing)
 }
 
+/// Adds the author's variables, which replace those of the build. Installed packages are found
+/// behind the directories that the author names.
+fn add_own(environment: &mut BTreeMap<String, String>, own: &BTreeMap<String, String>) {
+    let has_packages = environment.get(PYTHONPATH).is_some_and(|path| path == PACKAGES);
+    environment.extend(own.clone());
+    if has_packages && let Some(path) = environment.get_mut(PYTHONPATH) {
+        if path.is_empty() {
+            *path = PACKAGES.to_owned();
+        } else if path.split(':').all(|directory| directory != PACKAGES) {
+            *path = format!("{path}:{PACKAGES}");
+        }
+    }
+}
+
 /// Names of files come from the function's author.
 fn escaped(text: &str) -> String {
     thaw_sandbox::escape(text.as_bytes())
@@ -642,4 +658,30 @@ fn canonical(key: &'static str, path: &Path) -> Result<PathBuf, ImportFailure> {
         path: path.to_owned(),
         error,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_found_behind_directories_of_the_author() {
+        let path = |before: Option<&str>, own: Option<&str>| {
+            let variables = |value: Option<&str>| {
+                value.into_iter().map(|value| (PYTHONPATH.to_owned(), value.to_owned())).collect()
+            };
+            let mut environment = variables(before);
+            add_own(&mut environment, &variables(own));
+            environment.remove(PYTHONPATH)
+        };
+        let packages = Some(PACKAGES);
+        assert_eq!(path(packages, None).as_deref(), packages);
+        assert_eq!(path(packages, Some("src")).as_deref(), Some("src:/opt/packages"));
+        assert_eq!(path(packages, Some("")).as_deref(), packages);
+        for own in ["/opt/packages:src", "src:/opt/packages"] {
+            assert_eq!(path(packages, Some(own)).as_deref(), Some(own));
+        }
+        assert_eq!(path(None, Some("src")).as_deref(), Some("src"));
+        assert_eq!(path(Some("/image"), Some("src")).as_deref(), Some("src"));
+    }
 }

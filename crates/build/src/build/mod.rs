@@ -6,6 +6,7 @@
 //! be repeated without the first, when an image no longer fits the kernel or the
 //! machine.
 
+mod absent;
 mod command;
 mod compare;
 mod contract;
@@ -15,6 +16,7 @@ mod freeze;
 mod ignore;
 mod image;
 mod import;
+mod installed;
 #[cfg(test)]
 mod java_classes;
 mod locked;
@@ -131,10 +133,22 @@ pub struct BuildOptions {
     pub label: Option<Name>,
     /// Whether requests go to the version at once.
     pub activation: Activation,
+    /// Whether packages of an earlier build are used again.
+    pub packages: Packages,
     /// Whether two copies are compared in what they draw.
     pub comparison: Comparison,
     /// Where the function's volumes are; [`build`] knows it.
     pub volumes: Option<VolumeStore>,
+}
+
+/// Whether Python packages that an earlier build has installed are used again, if the same are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packages {
+    /// They are.
+    #[default]
+    Kept,
+    /// They are installed anew.
+    Fresh,
 }
 
 /// Whether a build compares two copies of the program in what their generators of random
@@ -162,6 +176,7 @@ impl Default for BuildOptions {
             cpu_baseline: CpuBaseline::default(),
             label: None,
             activation: Activation::default(),
+            packages: Packages::default(),
             comparison: Comparison::default(),
             volumes: None,
         }

@@ -3,11 +3,13 @@
 use super::OnEvent;
 use super::command::{Commands, Task};
 use super::import::ImportFailure;
+use super::installed::{Inputs, Stamp};
 use super::locked::{LOCK_MAX, LockFile, Locked, PYPI_DESTINATIONS};
-use super::{BuildEvent, Trust, poetry};
+use super::{BuildEvent, Packages, Trust, poetry};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use thaw_home::beneath;
 use thaw_home::config::{EgressRule, RuntimeConfig};
@@ -26,7 +28,7 @@ struct Interpreter {
 }
 
 /// Installs what `requirements` names; the directory that has it then, which is kept
-/// from build to build.
+/// from build to build. Where `pip` would do again what it did before, it does not run.
 pub(super) fn install(
     commands: &Commands<'_>,
     runtime: &RuntimeConfig,
@@ -40,19 +42,42 @@ pub(super) fn install(
     };
     let io_failed = |error: io::Error| failed(error.into());
     let target = commands.kept("packages").map_err(io_failed)?;
+    let stamp = Stamp::of(commands.home, commands.config.name.as_str())?;
     let mut interpreter = interpreter(commands, runtime).map_err(io_failed)?;
     if !requirements.starts_with(commands.directory) {
         interpreter.shown.push(requirements.to_owned());
     }
+    let mut inputs = Inputs::new();
     let written = commands.kept("locked").map_err(io_failed)?;
     let wanted = match LockFile::of(requirements) {
         Some(file) => {
             let locked = locked(commands, file, requirements)?;
-            empty(commands, &target).map_err(io_failed)?;
+            inputs.add("locked", locked.text());
             wanted_exactly(commands, &locked, &written).map_err(io_failed)?
         }
-        None => wanted(requirements, on_event)?,
+        None => wanted(commands, requirements, &mut inputs, on_event)?,
     };
+    add_surroundings(commands, &interpreter, &mut inputs).map_err(io_failed)?;
+    if commands.options.packages == Packages::Kept && stamp.vouches(&inputs, &target) {
+        on_event(BuildEvent::Stage("keeping the Python packages of the build before"));
+        if !inputs.is_pinned() {
+            on_event(BuildEvent::Note(
+                "the Python packages are those of the build before; `thaw build --fresh-packages` \
+                 installs the newest that the requirements allow",
+            ));
+        }
+        return Ok(target);
+    }
+    let stage = match inputs.unknown() {
+        None => "installing Python packages".to_owned(),
+        Some(what) => format!(
+            "installing Python packages (at every build, since `{}` may change)",
+            thaw_sandbox::escape(what.as_bytes())
+        ),
+    };
+    on_event(BuildEvent::Stage(&stage));
+    stamp.remove(commands.home).map_err(io_failed)?;
+    empty(commands, &target).map_err(io_failed)?;
     if wanted.is_empty() {
         return Ok(target);
     }
@@ -81,14 +106,75 @@ pub(super) fn install(
         timeout: settings.timeout.0,
     };
     commands.run(&task, on_event).map_err(failed)?;
+    stamp.write(commands.home, &inputs, &target).map_err(io_failed)?;
     Ok(target)
+}
+
+/// Adds what decides besides the requirements: the interpreter, settings of `pip`, and where it
+/// runs.
+fn add_surroundings(
+    commands: &Commands<'_>,
+    interpreter: &Interpreter,
+    inputs: &mut Inputs,
+) -> io::Result<()> {
+    inputs.add_program(Path::new(&interpreter.program));
+    inputs.add("interpreter", interpreter.program.as_bytes());
+    let settings = commands.settings();
+    for rule in &settings.egress {
+        inputs.add("egress", rule.to_string());
+    }
+    for tools in &commands.options.tools {
+        inputs.add("tools", tools.as_os_str().as_bytes());
+    }
+    let mut homes = vec![commands.kept("home")?];
+    if commands.options.trust == Trust::Trusted {
+        inputs.add("trust", "host");
+        homes = std::env::home_dir().into_iter().collect();
+        for (name, value) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            let is_place =
+                name.ends_with("_INDEX_URL") && value.to_string_lossy().starts_with("http");
+            match name.starts_with("PIP_") {
+                true if is_place => inputs.add(&name, value.as_bytes()),
+                true => inputs.doubt(&name),
+                false => {}
+            }
+        }
+    }
+    for home in homes {
+        inputs.add_settings(&home, ".config/pip/pip.conf");
+        inputs.add_settings(&home, ".pip/pip.conf");
+    }
+    inputs.add_settings(Path::new("/etc"), "pip.conf");
+    inputs.add_settings(Path::new("/etc"), "xdg/pip/pip.conf");
+    for prefix in &interpreter.shown {
+        inputs.add("prefix", prefix.as_os_str().as_bytes());
+        if prefix.is_dir() {
+            inputs.add_settings(prefix, "pip.conf");
+        }
+    }
+    Ok(())
 }
 
 /// Arguments of `pip` that say what to install: a requirements file, or the dependencies of the
 /// project that a pyproject.toml describes, and not the project itself, whose files the function
 /// has anyhow.
-fn wanted(requirements: &Path, on_event: &mut OnEvent<'_>) -> Result<Vec<OsString>, ImportFailure> {
+fn wanted(
+    commands: &Commands<'_>,
+    requirements: &Path,
+    inputs: &mut Inputs,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Vec<OsString>, ImportFailure> {
     if requirements.file_name() != Some(PYPROJECT.as_ref()) {
+        let (directory, path) = match requirements.strip_prefix(commands.directory) {
+            Ok(path) => (commands.directory, path),
+            // A path without links, of a file.
+            Err(_) => (
+                requirements.parent().unwrap_or(Path::new("/")),
+                Path::new(requirements.file_name().unwrap_or_default()),
+            ),
+        };
+        inputs.add_file(directory, path);
         return Ok(vec!["--requirement".into(), requirements.into()]);
     }
     let unusable =
@@ -107,6 +193,7 @@ fn wanted(requirements: &Path, on_event: &mut OnEvent<'_>) -> Result<Vec<OsStrin
             file.name()
         )));
     }
+    dependencies.iter().for_each(|line| inputs.add_line(line));
     // What follows is no option, whatever the file says.
     let all = dependencies.into_iter().map(OsString::from);
     Ok(match all.len() {
@@ -153,7 +240,7 @@ fn locked(commands: &Commands<'_>, file: LockFile, path: &Path) -> Result<Locked
     Ok(locked)
 }
 
-/// Removes what builds before have installed: a lock file names all that is there.
+/// Removes what builds before have installed: the requirements name all that is there.
 fn empty(commands: &Commands<'_>, target: &Path) -> io::Result<()> {
     let _acting = commands.home.act().map_err(|error| io::Error::other(error.to_string()))?;
     for entry in fs::read_dir(target)? {

@@ -1,6 +1,7 @@
 //! The program that is being built: running in a sandbox, watched until it is at
 //! its entry point.
 
+use super::absent::Absent;
 use super::command::note_denials;
 use super::doubt::{Doubt, Reason, Wakers};
 use super::freeze::FreezeFailure;
@@ -117,6 +118,8 @@ pub(super) struct Program {
     memory: ByteSize,
     /// Whether its copies get values of secrets, which a build does not have.
     has_secrets: bool,
+    /// What it has not of its directory, if it has not all.
+    absent: Option<Absent>,
     /// The number of the signal that freezes it, whenever this process gets it.
     signals: Option<mpsc::Receiver<u32>>,
     /// The connections that copies will find reset, as the sandbox said last.
@@ -230,6 +233,7 @@ impl Program {
             awaited,
             memory: config.limits.memory,
             has_secrets: !config.secrets.is_default(),
+            absent: Absent::of(function),
             signals,
             losses: None,
             written: None,
@@ -306,13 +310,18 @@ impl Program {
 
     /// Ends it and says what went wrong.
     pub(super) fn fail(self, stop: Stop, on_event: &mut OnEvent<'_>) -> FreezeFailure {
-        let Self { sandbox, parent, output, awaited, memory, has_secrets, .. } = self;
+        let Self { sandbox, parent, output, awaited, memory, has_secrets, absent, .. } = self;
         let events = sandbox.take_egress_events();
         drop((sandbox, parent));
         let output = output.finish(on_event);
         note_denials(&events, "`allow` in [egress]", on_event);
         if has_secrets && matches!(stop, Stop::Ended(_)) {
             on_event(BuildEvent::Note(NO_SECRETS));
+        }
+        if let (Stop::Ended(_), Some(absent)) = (&stop, absent)
+            && let Some(note) = absent.note(&output)
+        {
+            on_event(BuildEvent::Note(&note));
         }
         match stop {
             Stop::Ended(exit) => {

@@ -14,6 +14,7 @@ mod node_packages;
 mod perl;
 mod php;
 mod python;
+mod python_app;
 mod ruby;
 mod starter;
 mod toml_text;

@@ -18,6 +18,15 @@ const PROGRAMS: [&str; 9] = [
     "src/server.js",
     "src/index.js",
 ];
+/// Where programs of packages are.
+const BIN: &str = "node_modules/.bin/";
+/// Programs of packages that have another name.
+const OTHER_NAMES: [(&str, &str); 4] = [
+    ("nest", "@nestjs/cli"),
+    ("remix-serve", "@remix-run/serve"),
+    ("babel-node", "@babel/node"),
+    ("swc-node", "@swc-node/register"),
+];
 /// As much of a `package.json` as matters here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -29,9 +38,26 @@ pub(super) struct Package {
     scripts: BTreeMap<String, String>,
     #[serde(default)]
     dependencies: BTreeMap<String, serde_json::Value>,
+    #[serde(default)]
+    dev_dependencies: BTreeMap<String, serde_json::Value>,
 }
 
 impl Package {
+    /// The first of the dependencies for development that a command runs by: `tsx`, or
+    /// `node --import tsx`.
+    fn needed_for_development(&self, command: &[String]) -> Option<&str> {
+        let names = self.dev_dependencies.keys().map(String::as_str);
+        let mut names = names.filter(|name| !self.dependencies.contains_key(*name));
+        let is_of = |word: &str, name: &str| {
+            let word = word.strip_prefix(BIN).unwrap_or(word);
+            let word = word.split_once('=').map_or(word, |(_, value)| value);
+            let rest = word.strip_prefix(name);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+                || OTHER_NAMES.contains(&(word, name))
+        };
+        names.find(|name| command.iter().skip(1).any(|word| is_of(word, name)))
+    }
+
     /// The version of a program that installs packages, if this names it.
     pub fn version_of(&self, program: &str) -> Option<String> {
         let (name, version) = self.package_manager.as_ref()?.split_once('@')?;
@@ -94,7 +120,7 @@ fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<
                 "node" => words,
                 // Programs of packages are files in JavaScript, by links.
                 program => {
-                    let link = format!("node_modules/.bin/{program}");
+                    let link = format!("{BIN}{program}");
                     ["node".to_owned(), link].into_iter().chain(words[1..].to_vec()).collect()
                 }
             };
@@ -150,6 +176,12 @@ fn installs(look: &Look, package: &Package, project: &mut Project) {
     let installer = Installer::of(look, package);
     let (why, command) = if package.scripts.contains_key("build") {
         ("Installs what package.json names, and compiles.", installer.install_and_build())
+    } else if let Some(name) = package.needed_for_development(&project.command) {
+        project.notes.push(format!(
+            "the program is started by {name}, which is one of devDependencies: all of these are \
+             installed, too"
+        ));
+        ("Installs what package.json names.", installer.install_with_development())
     } else if !package.dependencies.is_empty() {
         ("Installs what package.json names.", installer.install())
     } else {

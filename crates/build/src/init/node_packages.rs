@@ -69,6 +69,16 @@ impl Installer {
         words.split(' ').map(str::to_owned).collect()
     }
 
+    /// The same with what is only needed for development.
+    pub fn install_with_development(&self) -> Vec<String> {
+        let words = match self {
+            Self::Npm { .. } => format!("{} --no-audit --no-fund", self.all()),
+            Self::Pnpm(_) | Self::Classic(_) => self.all(),
+            Self::Berry(_) => return self.by_shell(&self.all()),
+        };
+        words.split(' ').map(str::to_owned).collect()
+    }
+
     /// The same for what compiling needs, with the build script behind it.
     pub fn install_and_build(&self) -> Vec<String> {
         self.by_shell(&format!("{} && {} run build", self.all(), self.program()))

@@ -1,12 +1,12 @@
 //! Python: Flask, FastAPI and Starlette, Django, and programs that serve by themselves.
 
 use super::look::Look;
+use super::python_app::{self, Application, Framework};
 use super::{InitError, Project, toml_text};
 use crate::build::{LOCK_MAX, LockFile, Locked, PYPI_DESTINATIONS, dependencies};
-use regex::Regex;
 
 /// Files that usually hold the program, the likeliest first.
-const PROGRAMS: [&str; 9] = [
+pub(super) const PROGRAMS: [&str; 9] = [
     "app.py",
     "main.py",
     "server.py",
@@ -38,54 +38,68 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
     if look.has("manage.py") {
         return django(look, project, has("gunicorn"));
     }
-    let sources = look.sources(".py");
-    if let Some((module, variable)) = application(&sources, "Flask") {
-        project.found.push("Flask".to_owned());
-        let application = format!("{module}:{variable}");
-        match has("gunicorn") {
-            true => gunicorn(project, &application, "sync"),
-            false => {
-                let port = project.port.to_string();
-                project.command(&["python3", "-m", "flask", "--app", &application, "run"]);
-                project.command.extend(["--host", "0.0.0.0", "--port", &port].map(str::to_owned));
-                project.notes.push(
-                    "it is served by Flask's server for development; add gunicorn to the \
-                     dependencies and run `thaw init --force` for one made for use"
-                        .to_owned(),
-                );
-            }
-        }
+    if let Some(application) = python_app::find(look, &packages) {
+        serve(project, &application, &packages);
         return Ok(());
     }
-    for framework in ["FastAPI", "Starlette"] {
-        if let Some((module, variable)) = application(&sources, framework) {
-            project.found.push(framework.to_owned());
-            asgi(
-                project,
-                &format!("{module}:{variable}"),
-                has("uvicorn") || has("fastapi[standard]"),
-            );
-            return Ok(());
-        }
-    }
     let Some(program) = program(look) else {
+        let manifest = look.first_of(&["requirements.txt", "pyproject.toml"]);
         return Err(look.unusable(
-            "requirements.txt",
-            "no program is beside it: none of app.py, main.py, server.py, and not a single file in Python; go to \
-             the program's directory, or write thaw.toml by hand (docs/thaw-toml.md)",
+            manifest.unwrap_or_default(),
+            &format!(
+                "no program is beside it: none of {}, not a single file in Python, and no package with an \
+                 application of Flask, FastAPI or Starlette; go to the program's directory, or write thaw.toml \
+                 by hand (docs/thaw-toml.md)",
+                PROGRAMS.join(", ")
+            ),
         ));
     };
     project.found.push(program.clone());
     project.command(&["python3", &program]);
-    let own = sources.into_iter().filter(|(name, _)| *name == program).collect::<Vec<_>>();
-    project.listens_as(&own);
+    let own = look.sources(".py").into_iter().filter(|(name, _)| *name == program);
+    project.listens_as(&own.collect::<Vec<_>>());
     Ok(())
+}
+
+/// Has a server for use, or that of the framework, serve an application.
+fn serve(project: &mut Project, application: &Application, packages: &[String]) {
+    let has = |name: &str| packages.iter().any(|package| package == name);
+    let found = [application.from, application.framework.name()];
+    project.found.extend(found.into_iter().filter(|name| !name.is_empty()).map(str::to_owned));
+    if application.is_in_src {
+        project.env.push(("PYTHONPATH".to_owned(), "/app/src".to_owned()));
+    }
+    match application.framework {
+        Framework::FastApi | Framework::Starlette => {
+            asgi(project, application, has("uvicorn") || has("fastapi[standard]"));
+        }
+        Framework::Flask | Framework::Other if has("gunicorn") => {
+            gunicorn(project, &application.for_gunicorn(), &application.worker);
+        }
+        Framework::Flask | Framework::Other => {
+            let port = project.port.to_string();
+            let name = application.for_flask();
+            project.command(&["python3", "-m", "flask", "--app", &name, "run"]);
+            project.command.extend(["--host", "0.0.0.0", "--port", &port].map(str::to_owned));
+            project.notes.push(
+                "it is served by Flask's server for development; add gunicorn to the \
+                 dependencies and run `thaw init --force` for one made for use"
+                    .to_owned(),
+            );
+        }
+    }
 }
 
 /// The names of the packages that the program depends on; `pip` installs them.
 fn packages(look: &Look, project: &mut Project) -> Result<Vec<String>, InitError> {
     let (file, lines) = if let Some(text) = look.text("requirements.txt")? {
-        ("requirements.txt", text.lines().map(str::to_owned).collect::<Vec<_>>())
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        for included in included(&lines) {
+            // `pip` says if it is not there.
+            let text = look.source(&included).unwrap_or_default();
+            lines.extend(text.lines().map(str::to_owned));
+        }
+        ("requirements.txt", lines)
     } else if let Some(text) = look.text("pyproject.toml")? {
         if let Some(file) = LockFile::ALL.into_iter().find(|file| look.has(file.name())) {
             return locked(look, file, &text, project);
@@ -137,6 +151,17 @@ fn locked(
     Ok(locked.names.into_iter().collect())
 }
 
+/// The files that lines of a requirements file include, `-r base.txt`.
+fn included(lines: &[String]) -> Vec<String> {
+    let option = |line: &String| {
+        let line = line.trim();
+        let rest = line.strip_prefix("-r").or_else(|| line.strip_prefix("--requirement"))?;
+        let name = rest.trim_start_matches(['=', ' ', '\t']).split_whitespace().next()?;
+        Some(name.to_owned())
+    };
+    lines.iter().filter_map(option).collect()
+}
+
 /// The name of the package that a line of a requirements file asks for; PEP 508.
 fn package(line: &str) -> Option<String> {
     let line = line.split('#').next().unwrap_or_default().trim();
@@ -154,41 +179,21 @@ fn package(line: &str) -> Option<String> {
     })
 }
 
-/// Module and variable of an application that some file makes, `app = Flask(__name__)`.
-fn application(sources: &[(String, String)], class: &str) -> Option<(String, String)> {
-    let pattern = format!(r"(?m)^(\w+)\s*(?::\s*[\w.]+\s*)?=\s*(?:\w+\.)?{class}\(");
-    let pattern = Regex::new(&pattern).expect("it is one");
-    let rank = |name: &str| PROGRAMS.iter().position(|usual| *usual == name).unwrap_or(usize::MAX);
-    let mut sources: Vec<_> = sources.iter().collect();
-    sources.sort_by_key(|(name, _)| rank(name));
-    sources.into_iter().find_map(|(name, text)| {
-        let variable = pattern.captures(text)?[1].to_owned();
-        Some((name.strip_suffix(".py")?.to_owned(), variable))
-    })
-}
-
 fn gunicorn(project: &mut Project, application: &str, worker: &str) {
     project.found.push("gunicorn".to_owned());
     let address = format!("0.0.0.0:{}", project.port);
     project.command(&["python3", "-m", "gunicorn", "--bind", &address, "--workers", "1"]);
-    if worker != "sync" {
+    if !worker.is_empty() {
         project.command.extend(["--worker-class".to_owned(), worker.to_owned()]);
     }
     project.command.push(application.to_owned());
 }
 
-fn asgi(project: &mut Project, application: &str, has_server: bool) {
+fn asgi(project: &mut Project, application: &Application, has_server: bool) {
     let port = project.port.to_string();
-    project.command(&[
-        "python3",
-        "-m",
-        "uvicorn",
-        "--host",
-        "0.0.0.0",
-        "--port",
-        &port,
-        application,
-    ]);
+    project.command(&["python3", "-m", "uvicorn", "--host", "0.0.0.0", "--port", &port]);
+    project.command.extend(application.is_factory.then(|| "--factory".to_owned()));
+    project.command.push(application.name());
     if !has_server {
         project.notes.push(
             "it is served by uvicorn, which is not among the dependencies; add it there".to_owned(),
@@ -201,9 +206,7 @@ fn django(look: &Look, project: &mut Project, has_gunicorn: bool) -> Result<(), 
     let directories = look.directories("");
     let site = directories.iter().find(|name| look.has(&format!("{name}/wsgi.py")));
     match site {
-        Some(site) if has_gunicorn => {
-            gunicorn(project, &format!("{site}.wsgi:application"), "sync")
-        }
+        Some(site) if has_gunicorn => gunicorn(project, &format!("{site}.wsgi:application"), ""),
         _ => {
             let address = format!("0.0.0.0:{}", project.port);
             project.command(&["python3", "manage.py", "runserver", "--noreload", &address]);

@@ -55,6 +55,89 @@ fn flask_is_served_by_gunicorn_if_it_is_there() {
     assert!(project.notes[0].contains("gunicorn"), "{:?}", project.notes);
 }
 
+/// The command that is written, without what is the same in all.
+fn served(files: &[(&str, &str)]) -> String {
+    let command = found(files).command.join(" ");
+    let command = command.replace("--bind 0.0.0.0:8080 --workers 1 ", "");
+    command.replace("--host 0.0.0.0 --port 8080", "…")
+}
+
+#[test]
+fn what_makes_an_application_is_found() {
+    let both = ("requirements.txt", "-r base.txt\n");
+    let base = ("base.txt", "flask==3.1.0\ngunicorn\n");
+    let factory = "from flask import Flask\ndef create_app():\n    return Flask(__name__)\n";
+    let wsgi = ("wsgi.py", "from shop import create_app\n\napp = create_app()\n");
+    let package = ("shop/__init__.py", factory);
+    assert_eq!(served(&[wsgi, package, both, base]), "python3 -m gunicorn wsgi:app");
+    let imports = ("wsgi.py", "from shop import app as application\n");
+    assert_eq!(served(&[imports, package, both, base]), "python3 -m gunicorn wsgi:application");
+    let app = ("app.py", factory);
+    assert_eq!(served(&[app, both, base]), "python3 -m gunicorn app:create_app()");
+    let flask = ("requirements.txt", "flask\n");
+    assert_eq!(served(&[app, flask]), "python3 -m flask --app app run …");
+    assert_eq!(served(&[package, both, base]), "python3 -m gunicorn shop:create_app()");
+    assert_eq!(served(&[package, flask]), "python3 -m flask --app shop run …");
+    let typed = "def make_app(config: dict | None = None) -> Flask:\n    return Flask('x')\n";
+    assert_eq!(served(&[("app.py", typed), both, base]), "python3 -m gunicorn app:make_app()");
+    // It cannot be called without arguments.
+    let wants = ("app.py", "def create_app(config):\n    return Flask('x')\n");
+    assert_eq!(served(&[wants, both, base]), "python3 app.py");
+    // Those of tests are none.
+    let main = ("main.py", "print(1)\n");
+    assert_eq!(served(&[main, ("tests/app.py", factory), both, base]), "python3 main.py");
+}
+
+#[test]
+fn applications_in_packages_are_found() {
+    let all = ("requirements.txt", "fastapi[standard]\n");
+    let main = "from fastapi import FastAPI\napp = FastAPI()\n";
+    let command = served(&[("app/__init__.py", ""), ("app/main.py", main), all]);
+    assert_eq!(command, "python3 -m uvicorn … app.main:app");
+    let starts = ("main.py", "import uvicorn\nuvicorn.run('app.main:app', port=9000)\n");
+    let project = found(&[starts, ("app/main.py", main), all]);
+    assert_eq!((project.command.join(" ").as_str(), project.port), ("python3 main.py", 9000));
+    let factory = "def create_app():\n    return FastAPI()\n";
+    assert_eq!(
+        served(&[("main.py", factory), all]),
+        "python3 -m uvicorn … --factory main:create_app"
+    );
+    let toml = ("pyproject.toml", "[project]\nname = \"x\"\ndependencies = [\"fastapi\"]\n");
+    let project = found(&[("src/shop/main.py", main), toml]);
+    assert_eq!(project.command.last().unwrap(), "shop.main:app");
+    assert_eq!(parsed(&project).env["PYTHONPATH"], "/app/src");
+    let error = refused(&[toml, ("src/shop/__init__.py", "")]);
+    assert!(error.contains("pyproject.toml: no program is beside it"), "{error}");
+    assert!(error.contains("wsgi.py") && error.contains("run.py"), "{error}");
+}
+
+#[test]
+fn a_procfile_says_what_is_served() {
+    let all = ("requirements.txt", "flask\ngunicorn\nuvicorn\n");
+    let app = ("shop/web.py", "application = make()\n");
+    let by = |line: &str| {
+        let text = format!("release: x\nweb: {line}\n");
+        served(&[("Procfile", &text), all, app, ("main.py", "")])
+    };
+    assert_eq!(by("gunicorn --preload shop.web:app"), "python3 -m gunicorn shop.web:app");
+    assert_eq!(
+        by("A=b gunicorn shop.web --log-file -"),
+        "python3 -m gunicorn shop.web:application"
+    );
+    assert_eq!(
+        by("gunicorn -k uvicorn.workers.UvicornWorker -b 0.0.0.0:$PORT shop.web:app"),
+        "python3 -m gunicorn --worker-class uvicorn.workers.UvicornWorker shop.web:app"
+    );
+    for line in
+        ["gunicorn none:app", "cd x && gunicorn shop.web:app", "waitress-serve shop.web:app"]
+    {
+        assert_eq!(by(line), "python3 main.py", "{line}");
+    }
+    let fast = ("requirements.txt", "fastapi\nuvicorn\n");
+    let line = ("Procfile", "web: uvicorn shop.web:api --port $PORT\n");
+    assert_eq!(served(&[line, fast, app]), "python3 -m uvicorn … shop.web:api");
+}
+
 #[test]
 fn applications_of_asgi_are_served_by_uvicorn() {
     let main = ("main.py", "import fastapi\napi: fastapi.FastAPI = fastapi.FastAPI()\n");
@@ -171,6 +254,31 @@ fn the_lock_file_says_who_installs_packages() {
     let project = found(&[("package.json", json), ("a.js", ""), pnpm]);
     let line = "npx --yes pnpm@8 install --frozen-lockfile --config.node-linker=hoisted && npx --yes pnpm@8 run build";
     assert_eq!(build(&project), format!("sh -c {line}"));
+}
+
+/// What starts the program is installed, though it is for development.
+#[test]
+fn a_tool_of_the_start_script_is_installed() {
+    let installed = |start: &str, rest: &str, lock: (&str, &str)| {
+        let json = format!(r#"{{"scripts": {{"start": "{start}"}}, {rest}}}"#);
+        let project = found(&[("package.json", &json), ("src/index.ts", ""), lock]);
+        (build(&project), project.notes.join(" "))
+    };
+    let npm = ("package-lock.json", "{}");
+    let tsx = r#""dependencies": {"x": "1"}, "devDependencies": {"tsx": "4", "vitest": "2"}"#;
+    for start in ["tsx src/index.ts", "node --import tsx a.ts", "node --import=tsx/esm a.ts"] {
+        let (line, note) = installed(start, tsx, npm);
+        assert_eq!(line, "npm ci --no-audit --no-fund", "{start}");
+        assert!(note.contains("started by tsx"), "{note}");
+    }
+    let alone = r#""devDependencies": {"@nestjs/cli": "10"}"#;
+    let pnpm = ("pnpm-lock.yaml", "lockfileVersion: '9.0'\n");
+    let (line, _) = installed("nest start", alone, pnpm);
+    assert_eq!(line, "npx --yes pnpm@9 install --frozen-lockfile --config.node-linker=hoisted");
+    let (line, note) = installed("node tsx.js", tsx, npm);
+    assert_eq!((line.as_str(), note.as_str()), ("npm ci --omit=dev --no-audit --no-fund", ""));
+    let both = r#""dependencies": {"tsx": "1"}, "devDependencies": {"tsx": "4"}"#;
+    assert!(installed("tsx src/index.ts", both, npm).0.contains("--omit=dev"));
 }
 
 #[test]

@@ -11,7 +11,9 @@ use std::io::{IsTerminal, Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use thaw_build::build::{BuildEvent, BuildOptions, Built, Comparison, Training, Trust, build};
+use thaw_build::build::{
+    BuildEvent, BuildOptions, Built, Comparison, Packages, Training, Trust, build,
+};
 use thaw_home::config::{CpuBaseline, DomainName, TimeSpan};
 use thaw_home::home::Home;
 use thaw_home::secrets::SecretStore;
@@ -77,6 +79,10 @@ pub struct Arguments {
     /// (docs/uniqueness.md).
     #[arg(long)]
     no_compare: bool,
+    /// Install the Python packages anew, also if the requirements are those of the build before:
+    /// the newest versions that they allow.
+    #[arg(long)]
+    fresh_packages: bool,
     /// Say how long each stage took.
     #[arg(long)]
     timings: bool,
@@ -168,6 +174,7 @@ fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
         weak_limits: arguments.weak_limits.chosen(),
         cpu_baseline: arguments.cpu_baseline,
         label: arguments.label.clone(),
+        packages: if arguments.fresh_packages { Packages::Fresh } else { Packages::Kept },
         comparison: if arguments.no_compare { Comparison::LeftOut } else { Comparison::Made },
         activation: if arguments.no_activate { Activation::Later } else { Activation::Now },
         ..BuildOptions::default()
