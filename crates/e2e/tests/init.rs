@@ -77,11 +77,18 @@ impl Place {
     }
 
     fn build(&self, directory: &Path) {
+        self.build_with(directory, &[]);
+    }
+
+    /// Builds it; what that says.
+    fn build_with(&self, directory: &Path, arguments: &[&str]) -> String {
         let directory = directory.to_str().expect("text");
         let tools = toolchain();
         let shown: Vec<_> = tools.iter().flat_map(|path| ["--tools", path]).collect();
-        let outcome = self.thaw(&[&["build", "--weak-limits", directory], &shown[..]].concat());
+        let all = [&["build", "--weak-limits", directory], &shown[..], arguments].concat();
+        let outcome = self.thaw(&all);
         assert_eq!(outcome.code, Some(0), "{directory}\n{}", outcome.stderr);
+        outcome.stderr
     }
 
     /// Builds a directory for which `thaw init` has written the thaw.toml, and asks it.
@@ -181,12 +188,10 @@ fn packages_of_a_requirements_file_and_of_a_project_are_installed() {
     fs::write(flask.join("shop/__init__.py"), factory.replace("'flask '", "'changed '"))
         .expect("a file");
     let again = |arguments: &[&str]| {
-        let all = ["build", "--weak-limits", flask.to_str().expect("text")];
-        let outcome = place.thaw(&[&all, arguments].concat());
-        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-        let kept = "keeping the Python packages of the build before";
-        assert_ne!(outcome.stderr.contains(kept), outcome.stderr.contains("pip | "));
-        (outcome.stderr.contains(kept), outcome.stderr.contains("--fresh-packages` installs"))
+        let said = place.build_with(&flask, arguments);
+        let is_kept = said.contains("keeping the Python packages of the build before");
+        assert_ne!(is_kept, said.contains("pip | "), "{said}");
+        (is_kept, said.contains("--fresh-packages` installs"))
     };
     assert_eq!(again(&[]), (true, true));
     assert_eq!(place.answer(&flask, "/?q=1"), "changed 1");

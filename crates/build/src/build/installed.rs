@@ -277,9 +277,13 @@ impl Stamp {
 
     /// Whether what lies in `target` is whole, and what `inputs` would install again.
     pub fn vouches(&self, inputs: &Inputs, target: &Path) -> bool {
-        let is_new = || Ok::<_, io::Error>(text(inputs, target)?);
-        inputs.unknown.is_none()
-            && fs::read_to_string(&self.path).is_ok_and(|old| is_new().is_ok_and(|new| old == new))
+        if inputs.unknown.is_some() {
+            return false;
+        }
+        match (fs::read_to_string(&self.path), text(inputs, target)) {
+            (Ok(old), Ok(new)) => old == new,
+            _ => false,
+        }
     }
 
     /// Vouches for nothing from now on.

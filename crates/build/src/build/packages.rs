@@ -9,6 +9,7 @@ use super::{BuildEvent, Packages, Trust, poetry};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use thaw_home::beneath;
@@ -240,10 +241,14 @@ fn locked(commands: &Commands<'_>, file: LockFile, path: &Path) -> Result<Locked
     Ok(locked)
 }
 
-/// Removes what builds before have installed: the requirements name all that is there.
+/// Removes what builds before have installed: the requirements name all that is there. Files of
+/// it may be root's, whoever owns the home; so they are removed with all rights, but only below the
+/// home, wherever its owner has put links.
 fn empty(commands: &Commands<'_>, target: &Path) -> io::Result<()> {
-    let _acting = commands.home.act().map_err(|error| io::Error::other(error.to_string()))?;
-    for entry in fs::read_dir(target)? {
+    let home = commands.home.root();
+    let inside = target.strip_prefix(home).map_err(io::Error::other)?;
+    let directory = beneath::open(beneath::open_directory(home)?, inside)?;
+    for entry in fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()))? {
         let entry = entry?;
         match entry.file_type()?.is_dir() {
             true => fs::remove_dir_all(entry.path())?,
