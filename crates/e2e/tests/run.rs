@@ -34,7 +34,7 @@ fn the_program_is_looked_up_in_path() {
 #[test]
 fn a_missing_program_is_an_error_that_names_it() {
     let outcome = sandboxed(&[], &["/no/such/program"]);
-    assert_eq!(outcome.code, Some(1));
+    assert_eq!(outcome.code, Some(127));
     assert!(outcome.stderr.contains("/no/such/program"), "{}", outcome.stderr);
     assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
 }
@@ -237,7 +237,7 @@ fn a_directory_is_a_root_file_system() {
     assert_eq!(outcome.success(), "hello, world\n");
     let outcome =
         run(thaw().args(["run", "--as-root", "--rootfs"]).arg(root.path()).args(["--", "/bin/sh"]));
-    assert_eq!(outcome.code, Some(1), "the host's shell is not in this root");
+    assert_eq!(outcome.code, Some(127), "the host's shell is not in this root");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Opening files of a directory that somebody else may have filled: no link leads out
 //! of it, nothing is waited for.
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,6 +18,25 @@ const ATTEMPTS: usize = 8;
 pub fn open_directory(path: &Path) -> io::Result<File> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// Opens the directory `inside` of `root`, a path without links (canonical), such that no link is followed
+/// anywhere on the way, not even one that has taken the place of a part of `root` since: for whoever
+/// changes something there with more rights than its owner has.
+///
+/// # Errors
+/// There is a link on the way, or no such directory.
+pub fn open_without_links(root: &Path, inside: &Path) -> io::Result<File> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let without = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let root = openat2(CWD, root, flags, Mode::empty(), without)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat2(root, inside, flags, Mode::empty(), without | ResolveFlags::BENEATH)?.into())
+}
+
+/// Where an open directory is found as long as it is open, whatever becomes of its path.
+pub fn place_of(directory: impl AsFd) -> PathBuf {
+    Path::new("/proc/self/fd").join(directory.as_fd().as_raw_fd().to_string())
 }
 
 /// Opens a file or directory below `directory` for reading. Symbolic links are
@@ -105,6 +124,24 @@ mod tests {
             assert!(leads_out(&error), "{path}: {error}");
         }
         assert!(!leads_out(&read("none").unwrap_err()));
+    }
+
+    #[test]
+    fn no_link_is_followed_to_what_is_changed_with_more_rights() {
+        let all = tempfile::tempdir().unwrap();
+        let all = all.path().canonicalize().unwrap();
+        let home = all.join("parent/home");
+        fs::create_dir_all(home.join("work/f/packages")).unwrap();
+        fs::create_dir_all(all.join("victim/home/work")).unwrap();
+        let open = |inside: &str| open_without_links(&home, Path::new(inside));
+        let opened = open("work/f/packages").unwrap();
+        fs::write(place_of(&opened).join("file"), "").unwrap();
+        assert!(home.join("work/f/packages/file").exists());
+        symlink("packages", home.join("work/f/link")).unwrap();
+        assert!(open("work/f/link").is_err() && open("../home/work").is_err());
+        fs::rename(all.join("parent"), all.join("moved")).unwrap();
+        symlink(all.join("victim"), all.join("parent")).unwrap();
+        assert!(open("work").is_err(), "a part of the root has become a link");
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! What builds keep for functions that are gone: packages, caches of package managers.
 
 use crate::usage::bytes_below;
-use rustix::fs::{Mode, OFlags};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
+use thaw_home::beneath;
 use thaw_home::home::Home;
 use thaw_store::{Name, Removal, Store, StoreError};
 
@@ -52,9 +51,12 @@ fn remove_within(
     let mut removed = RemovedWork::default();
     let Ok(acting) = home.act() else { return Ok(removed) };
     let all = home.root().join("work");
-    let Ok(opened) = rustix::fs::open(&all, DIRECTORY, Mode::empty()) else { return Ok(removed) };
+    let Ok(opened) = beneath::open_without_links(home.root(), Path::new("work")) else {
+        return Ok(removed);
+    };
+    let place = beneath::place_of(&opened);
     let mut found = Vec::new();
-    for entry in fs::read_dir(&all).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if !is_nobodys(home, store, &name) || !is_old(&entry.path()).unwrap_or(false) {
             continue;
@@ -69,7 +71,7 @@ fn remove_within(
     drop(acting);
     for (name, bytes) in found {
         if removal == Removal::Remove
-            && let Err(error) = remove_rest(opened.as_fd(), &name)
+            && let Err(error) = remove_rest(&place.join(&name))
         {
             let path = all.join(&name);
             tracing::warn!("{} cannot be removed: {error}; who owns it can", path.display());
@@ -81,14 +83,9 @@ fn remove_within(
     Ok(removed)
 }
 
-/// How the directory of all is opened, which somebody else than root may own.
-const DIRECTORY: OFlags =
-    OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// Removes what is left of a directory in `all` with this process's own rights: commands that root has
+/// Removes what is left of a directory with this process's own rights: commands that root has
 /// had run in a build have made files of root's. Links in it, and in its place, are not followed.
-fn remove_rest(all: BorrowedFd<'_>, name: &OsString) -> io::Result<()> {
-    let path = Path::new("/proc/self/fd").join(all.as_raw_fd().to_string()).join(name);
+fn remove_rest(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

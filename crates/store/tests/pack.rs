@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use common::{SmallDisk, empty_store, is_root, start_victim};
@@ -60,7 +61,16 @@ fn form(store: &Store, id: ImageId) -> ImageForm {
 fn pack(store: &Store, id: ImageId, references: &[Reference]) -> u64 {
     let sizes = store.pack_image(id, references).unwrap();
     assert_eq!(form(store, id), ImageForm::Both);
-    assert!(matches!(store.remove_unpacked(id).unwrap(), Removed::Freed(1_000_000..)));
+    // A child that another test has just forked has the descriptor, and with it the lock, until it
+    // executes its program.
+    let removed = (0..500).find_map(|_| match store.remove_unpacked(id).unwrap() {
+        Removed::Freed(bytes) => Some(bytes),
+        Removed::InUse => {
+            thread::sleep(Duration::from_millis(10));
+            None
+        }
+    });
+    assert!(matches!(removed, Some(1_000_000..)), "{removed:?}");
     assert_eq!(form(store, id), ImageForm::Packed);
     sizes.packed
 }

@@ -2,6 +2,7 @@
 
 use regex::Regex;
 use std::path::{Component, Path, PathBuf};
+use thaw_home::beneath;
 use thaw_home::function::StoredFunction;
 
 /// What a function has of its directory.
@@ -59,7 +60,9 @@ impl Absent {
             return None;
         }
         let at = self.workdir.join(&inside);
-        let found = self.directory.join(&inside).symlink_metadata().ok()?;
+        // Nothing is said of what a link leads to outside of it.
+        let directory = beneath::open_directory(&self.directory).ok()?;
+        let found = beneath::open(&directory, &inside).ok()?.metadata().ok()?;
         let is_meant = found.is_file() || may_be_directory && found.is_dir();
         let is_present = self.present.iter().any(|present| at.starts_with(present));
         // Nor what the directory has for the build itself.

@@ -371,6 +371,9 @@ impl<'a> Import<'a> {
             },
         }
         if runtime.kind == RuntimeKind::Python3 {
+            // A function of another directory may have the same name, and so the same packages.
+            let wanted = runtime.requirements.is_some();
+            let _alone = wanted.then(|| packages::alone(&self.commands, on_event)).transpose()?;
             if let Some((packages, readers)) = self.packages(runtime, on_event)? {
                 let path = packages.path.clone();
                 let options = ImportOptions { readers, ..self.own_options(&packages) };

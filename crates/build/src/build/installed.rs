@@ -4,6 +4,7 @@
 //! installed. It is removed before an installation begins and written when it is complete, so
 //! it vouches for whole ones only. It lies where no sandbox of a build can write.
 
+use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -16,6 +17,8 @@ use thaw_home::home::{Home, HomeError};
 const WAY: &str = "1";
 /// Most bytes of a file that is read.
 const FILE_MAX: u64 = 4 << 20;
+/// Most bytes of a stamp.
+const STAMP_MAX: u64 = 1024;
 /// Most files of requirements that include each other.
 const FILES_MAX: usize = 64;
 /// Options of a requirements file that have a value, which says all there is to know.
@@ -26,7 +29,11 @@ const WITHOUT_VALUE: [&str; 4] = ["--no-index", "--pre", "--prefer-binary", "--r
 const PLACES: [&str; 6] =
     ["-i", "--index-url", "--pypi-url", "--extra-index-url", "-f", "--find-links"];
 /// How names of archives end.
-const ARCHIVES: [&str; 7] = [".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".tar"];
+const ARCHIVES: [&str; 12] =
+    [".whl", ".zip", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".lz", ".tlz", ".lzma", ".tar"];
+/// What ends a line for Python, besides "\n" (str.splitlines).
+const ENDS_OF_LINES: [char; 9] =
+    ['\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
 
 /// What decides which packages are installed.
 pub(super) struct Inputs {
@@ -59,9 +66,9 @@ impl Inputs {
     /// Adds which file a path leads to: a new version of a program is another file.
     pub fn add_program(&mut self, path: &Path) {
         let found = path.canonicalize().and_then(|real| {
+            let (file, is) = open_file(&real)?;
             let mut magic = [0; 4];
-            File::open(&real)?.read_exact(&mut magic)?;
-            let is = real.metadata()?;
+            (&file).read_exact(&mut magic)?;
             let (size, place) = (is.len(), (is.dev(), is.ino()));
             let text = format!("{real:?} {place:?} {size} {} {}", is.mtime(), is.mtime_nsec());
             Ok((text, &magic == b"\x7fELF"))
@@ -79,8 +86,8 @@ impl Inputs {
             .and_then(|directory| beneath::read(&directory, Path::new(name), FILE_MAX));
         match read {
             Ok(bytes) => {
-                let text = String::from_utf8_lossy(&bytes);
-                if ["find-links", "constraint", "requirement", "file:"]
+                let text = String::from_utf8_lossy(&bytes).to_lowercase().replace('_', "-");
+                if ["find-links", "constraint", "requirement", "editable", "file:"]
                     .iter()
                     .any(|word| text.contains(word))
                 {
@@ -116,6 +123,9 @@ impl Inputs {
             _ => return self.doubt(&name),
         };
         self.add(&name, &text);
+        if text.replace("\r\n", "\n").contains(ENDS_OF_LINES) {
+            self.doubt(&name);
+        }
         for line in logical_lines(&text) {
             if !line.starts_with('-') {
                 self.take_line(&line, role);
@@ -228,7 +238,9 @@ fn kind_of(line: &str) -> Kind {
         Some((_, rest)) => rest.trim_start(),
         None => rest,
     };
-    let is_archive = ARCHIVES.iter().any(|end| wanted.to_lowercase().ends_with(end));
+    let file = wanted.split('[').next().unwrap_or_default().trim_end().to_lowercase();
+    let is_archive =
+        ARCHIVES.iter().any(|end| file.ends_with(end) || wanted.to_lowercase().ends_with(end));
     let is_plain = rest.is_empty() || rest.starts_with(['<', '>', '=', '!', '~', '(']);
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric())
         || !is_plain
@@ -276,14 +288,23 @@ impl Stamp {
     }
 
     /// Whether what lies in `target` is whole, and what `inputs` would install again.
-    pub fn vouches(&self, inputs: &Inputs, target: &Path) -> bool {
+    pub fn vouches(&self, home: &Home, inputs: &Inputs, target: &Path) -> bool {
         if inputs.unknown.is_some() {
             return false;
         }
-        match (fs::read_to_string(&self.path), text(inputs, target)) {
-            (Ok(old), Ok(new)) => old == new,
+        match (self.read(home), text(inputs, target)) {
+            (Ok(old), Ok(new)) => old == new.as_bytes(),
             _ => false,
         }
+    }
+
+    /// The owner of the home may have put anything in its place.
+    fn read(&self, home: &Home) -> io::Result<Vec<u8>> {
+        let _acting = home.act().map_err(io::Error::other)?;
+        let (Some(directory), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+            return Err(ErrorKind::NotFound.into());
+        };
+        beneath::read(beneath::open_directory(directory)?, Path::new(name), STAMP_MAX)
     }
 
     /// Vouches for nothing from now on.
@@ -303,6 +324,16 @@ impl Stamp {
         let text = text(inputs, target)?;
         let _acting = home.act().map_err(io::Error::other)?;
         fs::write(&self.path, text)
+    }
+}
+
+/// Opens a regular file, and nothing else: to open a device has effects, and a FIFO waits.
+fn open_file(path: &Path) -> io::Result<(File, fs::Metadata)> {
+    let found: File = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?.into();
+    let is = found.metadata()?;
+    match is.is_file() {
+        true => Ok((File::open(beneath::place_of(&found))?, is)),
+        false => Err(ErrorKind::InvalidInput.into()),
     }
 }
 
@@ -422,25 +453,25 @@ mod tests {
         fs::write(target.join("pkg/a.py"), "1").unwrap();
         let mut inputs = Inputs::new();
         inputs.add_line("pkg==1");
-        assert!(!stamp.vouches(&inputs, &target));
+        assert!(!stamp.vouches(&home, &inputs, &target));
         stamp.write(&home, &inputs, &target).unwrap();
-        assert!(stamp.vouches(&inputs, &target));
+        assert!(stamp.vouches(&home, &inputs, &target));
         let mut others = Inputs::new();
         others.add_line("pkg==2");
-        assert!(!stamp.vouches(&others, &target));
+        assert!(!stamp.vouches(&home, &others, &target));
         fs::write(target.join("pkg/a.py"), "12").unwrap();
-        assert!(!stamp.vouches(&inputs, &target));
+        assert!(!stamp.vouches(&home, &inputs, &target));
         stamp.write(&home, &inputs, &target).unwrap();
         fs::remove_dir_all(target.join("pkg")).unwrap();
-        assert!(!stamp.vouches(&inputs, &target));
+        assert!(!stamp.vouches(&home, &inputs, &target));
         stamp.write(&home, &inputs, &target).unwrap();
         stamp.remove(&home).unwrap();
         stamp.remove(&home).unwrap();
-        assert!(!stamp.vouches(&inputs, &target));
+        assert!(!stamp.vouches(&home, &inputs, &target));
         // What cannot be known is never vouched for.
         inputs.doubt("./pkg");
         stamp.write(&home, &inputs, &target).unwrap();
-        assert!(!stamp.vouches(&inputs, &target));
+        assert!(!stamp.vouches(&home, &inputs, &target));
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub use train::Training;
 
 use import::Imported;
 use std::fs::{File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use template::{Files, Template};
@@ -265,7 +266,7 @@ pub fn build(
     let base = image::resolve(home, &store, &mut config, options.trust, on_event)?;
     let mut session = store.session()?;
     let imported = {
-        let _alone = alone_in(&directory, on_event);
+        let _alone = alone_in(&directory, || File::open(&directory), on_event);
         let import = import::Import::new(home, &directory, &config, options, base)?;
         import.run(&mut session, on_event)?
     };
@@ -377,8 +378,12 @@ fn planned(config: &FunctionConfig, index: IndexId, image: Option<ImageId>) -> P
 /// the other would import half done. The directory is free again when the file that
 /// holds the lock, flock(2), is closed. A file system without such locks is built
 /// from all the same.
-fn alone_in(directory: &Path, on_event: &mut OnEvent<'_>) -> Option<File> {
-    let locked = File::open(directory).and_then(|file| match file.try_lock() {
+fn alone_in(
+    directory: &Path,
+    open: impl FnOnce() -> io::Result<File>,
+    on_event: &mut OnEvent<'_>,
+) -> Option<File> {
+    let locked = open().and_then(|file| match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
             on_event(BuildEvent::Stage("waiting for another build of this directory"));

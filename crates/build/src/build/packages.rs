@@ -9,7 +9,6 @@ use super::{BuildEvent, Packages, Trust, poetry};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use thaw_home::beneath;
@@ -26,6 +25,21 @@ const PYPROJECT_MAX: u64 = 1 << 20;
 struct Interpreter {
     program: OsString,
     shown: Vec<PathBuf>,
+}
+
+/// Waits until no other build installs packages where this one's lie, or imports them from there, until
+/// the result is dropped.
+pub(super) fn alone(
+    commands: &Commands<'_>,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Option<File>, ImportFailure> {
+    let work = commands.home.work(commands.config.name.as_str())?;
+    let root = commands.home.root();
+    let open = || {
+        let inside = work.strip_prefix(root).map_err(io::Error::other)?;
+        beneath::open_without_links(root, inside)
+    };
+    Ok(super::alone_in(&work, open, on_event))
 }
 
 /// Installs what `requirements` names; the directory that has it then, which is kept
@@ -59,7 +73,8 @@ pub(super) fn install(
         None => wanted(commands, requirements, &mut inputs, on_event)?,
     };
     add_surroundings(commands, &interpreter, &mut inputs).map_err(io_failed)?;
-    if commands.options.packages == Packages::Kept && stamp.vouches(&inputs, &target) {
+    if commands.options.packages == Packages::Kept && stamp.vouches(commands.home, &inputs, &target)
+    {
         on_event(BuildEvent::Stage("keeping the Python packages of the build before"));
         if !inputs.is_pinned() {
             on_event(BuildEvent::Note(
@@ -247,8 +262,8 @@ fn locked(commands: &Commands<'_>, file: LockFile, path: &Path) -> Result<Locked
 fn empty(commands: &Commands<'_>, target: &Path) -> io::Result<()> {
     let home = commands.home.root();
     let inside = target.strip_prefix(home).map_err(io::Error::other)?;
-    let directory = beneath::open(beneath::open_directory(home)?, inside)?;
-    for entry in fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()))? {
+    let directory = beneath::open_without_links(home, inside)?;
+    for entry in fs::read_dir(beneath::place_of(&directory))? {
         let entry = entry?;
         match entry.file_type()?.is_dir() {
             true => fs::remove_dir_all(entry.path())?,

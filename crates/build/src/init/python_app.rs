@@ -227,7 +227,10 @@ fn of_procfile(look: &Look, packages: &[String]) -> Option<Application> {
     if !is_installed || words.iter().any(|word| word.starts_with("--chdir")) {
         return None;
     }
-    let (module, variable) = words.iter().find_map(|word| served(look, word))?;
+    // A word without a colon may be the value of an option.
+    let (named, plain): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.contains(':'));
+    let (module, variable) =
+        named.into_iter().chain(plain.into_iter().rev()).find_map(|word| served(look, word))?;
     let source = Source { module, text: String::new(), is_in_src: false };
     let installed = Framework::installed(packages);
     let framework = match server {
@@ -249,7 +252,9 @@ fn worker(words: &[&str]) -> String {
     let at = words.iter().position(|word| ["-k", "--worker-class"].contains(word));
     let behind = at.and_then(|at| words.get(at + 1).copied());
     let joined = || words.iter().find_map(|word| word.strip_prefix("--worker-class="));
-    behind.or_else(joined).filter(|class| *class != "sync").unwrap_or_default().to_owned()
+    let is_class = |class: &&str| class.chars().all(|c| c.is_alphanumeric() || "_.".contains(c));
+    let class = behind.or_else(joined).filter(is_class);
+    class.filter(|class| *class != "sync").unwrap_or_default().to_owned()
 }
 
 /// Module and variable that a word names, if such a module is there.

@@ -487,7 +487,7 @@ async fn attend(
     }
     if let Some(reason) = failed {
         return Err(match exit {
-            Some(GuestExit::Code(code)) => Failure::NotRun(reason, code),
+            Some(GuestExit::Code(code)) if code != 0 => Failure::NotRun(reason, code),
             _ => Failure::failed(reason),
         });
     }

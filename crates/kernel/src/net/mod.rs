@@ -233,7 +233,9 @@ impl Network {
         if port == 0 {
             return false;
         }
-        let listeners = self.tcp.ports.listeners_at(port);
+        let mut listeners = self.tcp.ports.listeners_at(port);
+        // One that was shut down has its port still.
+        listeners.retain(|listener| listener.is_listening());
         !listeners.is_empty() && listeners.iter().all(|listener| listener.waits_for_clients())
     }
 }
