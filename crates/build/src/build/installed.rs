@@ -434,6 +434,41 @@ mod tests {
     }
 
     #[test]
+    fn archives_with_extras_are_archives() {
+        for line in ["pkg-1.0-py3-none-any.whl[extra]", "pkg.tar.lzma", "pkg.TBZ [a,b]"] {
+            assert_eq!(kind_of(line), Kind::Elsewhere, "{line}");
+        }
+    }
+
+    #[test]
+    fn ends_of_lines_that_only_python_sees_are_doubted() {
+        let all = tempfile::tempdir().unwrap();
+        for (text, is_doubted) in [
+            ("foo==1\r\nbar==2\r\n", false),
+            ("foo==1\r-r b.txt\n", true),
+            ("foo==1\u{2028}-e .", true),
+        ] {
+            fs::write(all.path().join("a.txt"), text).unwrap();
+            let mut inputs = Inputs::new();
+            inputs.add_file(all.path(), Path::new("a.txt"));
+            assert_eq!(inputs.unknown().is_some(), is_doubted, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn no_device_and_no_fifo_is_opened_as_an_interpreter() {
+        let all = tempfile::tempdir().unwrap();
+        let fifo = all.path().join("python");
+        let mode = Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for path in [fifo.as_path(), Path::new("/dev/null"), all.path()] {
+            let mut inputs = Inputs::new();
+            inputs.add_program(path);
+            assert!(inputs.unknown().is_some(), "{path:?}");
+        }
+    }
+
+    #[test]
     fn pinned_is_what_names_one_version() {
         for line in ["pkg==1.0", "pkg ==1.0; os_name == 'posix'", "pkg===1.0", "pkg (==1)"] {
             assert_eq!(kind_of(line), Kind::Pinned, "{line}");

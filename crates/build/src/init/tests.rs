@@ -128,6 +128,8 @@ fn a_procfile_says_what_is_served() {
         by("gunicorn -k uvicorn.workers.UvicornWorker -b 0.0.0.0:$PORT shop.web:app"),
         "python3 -m gunicorn --worker-class uvicorn.workers.UvicornWorker shop.web:app"
     );
+    assert_eq!(by("gunicorn --name main shop.web"), "python3 -m gunicorn shop.web:application");
+    assert_eq!(by("gunicorn -k $WORKER shop.web:app"), "python3 -m gunicorn shop.web:app");
     for line in
         ["gunicorn none:app", "cd x && gunicorn shop.web:app", "waitress-serve shop.web:app"]
     {
