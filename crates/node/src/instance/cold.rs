@@ -130,12 +130,9 @@ impl ColdBoots {
         }
         let image = image.clone();
         in_background(move || {
-            let read = prefetched
-                .set
-                .read_ahead(&image)
-                .and_then(|_| prefetched.set.read_ahead_blobs(&prefetched.warm_plan));
+            let read = prefetched.set.read_in_order(&image, &prefetched.warm_plan);
             prefetched.is_filling.store(false, Ordering::Relaxed);
-            read.map(drop)
+            read
         });
     }
 
