@@ -23,18 +23,18 @@ def rules(value):
 
 
 with Sandbox.create(network={"rules": rules(VALUE)}) as sandbox:
-    print("added", ask(sandbox))
+    print("added", ask(sandbox), list(sandbox.get_info().network["rules"].values()))
     copy, = sandbox.fork()
     print("fork", ask(copy))
     copy.kill()
     sandbox.update_network({"rules": rules("other")})
     print("updated", ask(sandbox))
     sandbox.update_network({"rules": rules(VALUE), "allow_internet_access": False})
+    print("told", VALUE in str(sandbox.get_info()))
     print("denied", ask(sandbox))
     sandbox.update_network({})
     # It speaks to the server itself, whose authority it does not know.
     print("none", ask(sandbox))
-    print("told", VALUE in str(sandbox.get_info()))
 for template, network in (("plain", rules(VALUE)), ("base", {"1.2.3.4": rules(VALUE)[HOST]})):
     try:
         Sandbox.create(template, network={"rules": network})

@@ -28,18 +28,18 @@ with Sandbox.create("shut") as sandbox:
 with Sandbox.create(allow_internet_access=False) as sandbox:
     print("no internet", knock(sandbox, ONE))
 with Sandbox.create(network={"deny_out": ["10.0.0.0/8"]}) as sandbox:
-    print("denied", knock(sandbox, ONE))
+    print("denied", knock(sandbox, ONE), sandbox.get_info().network)
     sandbox.update_network(
         {"allow_out": ["host.thaw.internal"], "deny_out": lambda ctx: [ctx.all_traffic]}
     )
-    print("exempt", knock(sandbox, ONE))
+    print("exempt", knock(sandbox, ONE), sandbox.get_info().network)
     sandbox.update_network({"deny_out": [ALL_TRAFFIC]})
     print("updated", knock(sandbox, ONE))
     sandbox.update_network({})
     print("updated back", knock(sandbox, ONE))
     sandbox.update_network({"allow_internet_access": False})
     copy, = sandbox.fork()
-    print("fork", knock(copy, ONE))
+    print("fork", knock(copy, ONE), copy.get_info().allow_internet_access)
     copy.kill()
     try:
         sandbox.update_network({"deny_out": ["example.com"]})

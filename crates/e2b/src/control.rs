@@ -248,10 +248,9 @@ impl E2b {
             )));
         }
         let network = request.network.unwrap_or_default();
-        let egress = EgressWish::Within {
-            most: self.settings.now().most_egress(),
-            asked: network.egress(request.allow_internet_access)?,
-        };
+        let asked = network.egress(request.allow_internet_access)?;
+        let shown_network = network.asked(&asked.headers, request.allow_internet_access);
+        let egress = EgressWish::Within { most: self.settings.now().most_egress(), asked };
         let volumes = self.mounts(client, request.volume_mounts.unwrap_or_default())?;
         let origin = self.origin(client.owner(), &request.template);
         let record = Record {
@@ -261,6 +260,7 @@ impl E2b {
             auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
             timeout_s: timeout(request.timeout)?,
             is_open: network.allow_public_traffic == Some(true),
+            network: shown_network,
             defaults: origin.defaults,
             limits: origin.limits,
             is_being_made: true,
@@ -367,6 +367,7 @@ async fn show((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) ->
         }
         shown["domain"] = json!(e2b.settings.now().domain);
         let on_timeout = if sandbox.pauses { "pause" } else { "kill" };
+        record.network.show_in(&mut shown, record.is_open);
         shown["lifecycle"] = json!({"autoResume": record.auto_resume, "onTimeout": on_timeout});
         shown
     });

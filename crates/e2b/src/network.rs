@@ -10,8 +10,8 @@ use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::Deserialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -59,7 +59,56 @@ impl fmt::Debug for Transform {
     }
 }
 
+/// What a client has asked of a sandbox's network, as it is shown to it again. Of headers it has the
+/// names: their values are told to nobody.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AskedNetwork {
+    allow_out: Option<Vec<String>>,
+    deny_out: Option<Vec<String>>,
+    /// Names of headers by host.
+    headers: BTreeMap<String, Vec<String>>,
+    allow_internet_access: Option<bool>,
+}
+
+/// What stands in the place of a header's value.
+const HIDDEN: &str = "***";
+
+impl AskedNetwork {
+    /// Adds it to what is shown of a sandbox, as E2B's `network` and `allowInternetAccess`.
+    pub fn show_in(&self, shown: &mut Value, is_open: bool) {
+        let rule = |names: &Vec<String>| {
+            let headers: BTreeMap<_, _> = names.iter().map(|name| (name, HIDDEN)).collect();
+            json!([{"transform": {"headers": headers}}])
+        };
+        let mut network = json!({"allowPublicTraffic": is_open});
+        if let Some(allowed) = &self.allow_out {
+            network["allowOut"] = json!(allowed);
+        }
+        if let Some(denied) = &self.deny_out {
+            network["denyOut"] = json!(denied);
+        }
+        if !self.headers.is_empty() {
+            let rules: BTreeMap<_, _> =
+                self.headers.iter().map(|(host, names)| (host, rule(names))).collect();
+            network["rules"] = json!(rules);
+        }
+        shown["network"] = network;
+        shown["allowInternetAccess"] = json!(self.allow_internet_access);
+    }
+}
+
 impl NetworkRequest {
+    /// What of it is shown to the client again; `headers` as [`NetworkRequest::egress`] has them.
+    pub fn asked(&self, headers: &OwnHeaders, has_internet: Option<bool>) -> AskedNetwork {
+        AskedNetwork {
+            allow_out: self.allow_out.clone(),
+            deny_out: self.deny_out.clone(),
+            headers: headers.names(),
+            allow_internet_access: has_internet.or(self.allow_internet_access),
+        }
+    }
+
     /// The rules that are asked for. `has_internet` is `allow_internet_access` of a request that
     /// makes a sandbox.
     ///
@@ -206,9 +255,12 @@ async fn change(
     id: &str,
     request: &NetworkRequest,
 ) -> Result<Value, Problem> {
-    let asked = request.egress(None)?;
+    let egress = request.egress(None)?;
+    let shown = request.asked(&egress.headers, None);
     running(e2b, client, id)?;
-    e2b.backend.set_egress(id, asked).await.map(|()| Value::Null)
+    e2b.backend.set_egress(id, egress).await?;
+    e2b.records.set_network(id, shown);
+    Ok(Value::Null)
 }
 
 #[cfg(test)]
@@ -311,6 +363,35 @@ mod tests {
         assert!(egress(placeholder, None).unwrap_err().contains("placeholder"));
         let other = json!({"rules": {"a.example": [{"transform": {"body": "x"}}]}});
         assert!(serde_json::from_value::<NetworkRequest>(other).is_err());
+    }
+
+    #[test]
+    fn what_was_asked_is_shown_without_values_of_headers() {
+        let request: NetworkRequest = serde_json::from_value(json!({
+            "allowOut": ["1.1.1.1"],
+            "rules": {"API.example.com": [{"transform": {"headers": {"X-Key": "secret"}}}]}
+        }))
+        .unwrap();
+        let headers = request.egress(None).unwrap().headers;
+        let mut shown = json!({});
+        request.asked(&headers, Some(false)).show_in(&mut shown, true);
+        assert_eq!(
+            shown,
+            json!({
+                "allowInternetAccess": false,
+                "network": {
+                    "allowPublicTraffic": true,
+                    "allowOut": ["1.1.1.1"],
+                    "rules": {"api.example.com": [{"transform": {"headers": {"x-key": "***"}}}]}
+                }
+            })
+        );
+        let mut nothing = json!({});
+        AskedNetwork::default().show_in(&mut nothing, false);
+        assert_eq!(
+            nothing,
+            json!({"allowInternetAccess": null, "network": {"allowPublicTraffic": false}})
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! environment, and how they come back. It lies in a file of mode 0600, so that the next daemon
 //! knows it, too; with it a secret, from which the access tokens of sandboxes are made.
 
+use super::network::AskedNetwork;
 use super::problem::{Kind, Problem};
 use super::settings::Hash;
 use ring::hmac;
@@ -40,6 +41,9 @@ pub struct Record {
     /// Whether everybody reaches its ports.
     #[serde(default)]
     pub is_open: bool,
+    /// What its client has asked of its network.
+    #[serde(default)]
+    pub network: AskedNetwork,
     /// What its template says of commands.
     #[serde(default)]
     pub defaults: Defaults,
@@ -199,6 +203,14 @@ impl Records {
         if let Some(record) = self.contents.lock().sandboxes.get_mut(id) {
             record.is_being_made = false;
         }
+    }
+
+    /// Notes what the network of one is to be.
+    pub fn set_network(&self, id: &str, network: AskedNetwork) {
+        if let Some(record) = self.contents.lock().sandboxes.get_mut(id) {
+            record.network = network;
+        }
+        self.contents.write_soon();
     }
 
     /// What is known of one.

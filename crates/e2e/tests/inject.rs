@@ -596,7 +596,8 @@ fn e2bs_sdk_adds_headers_to_requests_of_a_sandbox() {
     let printed = run_within(std::time::Duration::from_secs(200), &mut program, b"").success();
     assert_eq!(
         printed,
-        "added 200\nfork 200\nupdated 200\ndenied 502\nnone refused\ntold False\n\
+        "added 200 [[{'transform': {'headers': {'x-key': '***'}}}]]\nfork 200\nupdated 200\n\
+         told False\ndenied 502\nnone refused\n\
          plain 501 True\nbase 400 False\n"
     );
     let seen = other.seen();

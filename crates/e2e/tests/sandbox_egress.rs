@@ -387,7 +387,9 @@ fn e2bs_sdk_says_where_a_sandbox_connects_to() {
     assert_eq!(
         printed,
         "default hello EACCES\nshut ENETUNREACH\nno internet ENETUNREACH\n\
-                         denied EACCES\nexempt hello\nupdated ENETUNREACH\nupdated back hello\n\
-                         fork ENETUNREACH\nwrong 400\n"
+         denied EACCES {'deny_out': ['10.0.0.0/8'], 'allow_public_traffic': False}\n\
+         exempt hello {'allow_out': ['host.thaw.internal'], 'deny_out': ['0.0.0.0/0'], \
+         'allow_public_traffic': False}\n\
+         updated ENETUNREACH\nupdated back hello\nfork ENETUNREACH False\nwrong 400\n"
     );
 }
