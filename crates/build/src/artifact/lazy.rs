@@ -3,7 +3,7 @@
 use super::ArtifactError;
 use super::accept::Accepted;
 use super::fetcher::{Fetched, Fetcher, SECTIONS};
-use super::pieces::Pieces;
+use super::pieces::{self, Pieces};
 use super::place::{Place, failed, write};
 use super::policy::{Decision, KnownKernel};
 use super::pull::{
@@ -30,7 +30,7 @@ use thaw_home::tenants::check_partial;
 use thaw_oci::artifact::{FunctionDocument, Section, unpacked, unpacked_run};
 use thaw_oci::{
     Limits, Offer, PieceName, Pull, PullProgress, PulledFunction, Reference, Registries,
-    RemoteFunction, check_piece, has_piece,
+    RemoteFunction, check_piece,
 };
 use thaw_sandbox::Kernel;
 use thaw_store::{ForeignIndex, Store, StoreError};
@@ -441,7 +441,7 @@ impl Lazy<'_> {
     }
 
     /// Fetches the pieces that nobody may touch before all is here, and those that others have removed
-    /// meanwhile.
+    /// meanwhile, or that are damaged.
     fn complete(&self, sections: &[Section]) -> Result<(), ArtifactError> {
         let directory = Pieces::path(self.home, self.domain);
         for &section in sections {
@@ -449,20 +449,18 @@ impl Lazy<'_> {
                 if !self.has(&directory, &piece)? {
                     let bytes = self.runtime.block_on(self.remote.fetch(section, &piece))?;
                     let _acting = self.home.act()?;
-                    let new = directory.join(format!("{}.{}", piece.hex, std::process::id()));
                     let path = directory.join(&piece.hex);
-                    write(&new, &bytes)?;
-                    fs::rename(&new, &path).map_err(failed("write", &path))?;
+                    pieces::keep(&directory, &piece, &bytes).map_err(failed("write", &path))?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Whether a piece is here, which counts as used.
+    /// Whether a piece is here and whole, which counts as used.
     fn has(&self, directory: &Path, piece: &PieceName) -> Result<bool, ArtifactError> {
         let _acting = self.home.act()?;
-        Ok(has_piece(directory, piece))
+        Ok(pieces::is_intact(directory, piece))
     }
 
     /// The function as a pull has it.

@@ -3,12 +3,13 @@
 
 use super::ArtifactError;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use thaw_home::config::DomainName;
 use thaw_home::home::Home;
+use thaw_oci::{PieceName, check_piece, has_piece};
 use thaw_store::StoreError;
 
 /// Bytes that are kept for each domain when a pull has ended.
@@ -70,6 +71,23 @@ impl Pieces {
     }
 }
 
+/// Keeps a piece in a directory of pieces, whole or not at all: others may keep the same one at the same time.
+///
+/// # Errors
+/// The host's.
+pub(super) fn keep(directory: &Path, name: &PieceName, bytes: &[u8]) -> io::Result<()> {
+    // It is removed if it does not get its name.
+    let mut new = tempfile::Builder::new().prefix(&name.hex).tempfile_in(directory)?;
+    new.write_all(bytes)?;
+    new.persist(directory.join(&name.hex)).map(drop).map_err(|error| error.error)
+}
+
+/// Whether a directory of pieces has a piece with all of its bytes as they were, which counts as used.
+pub(super) fn is_intact(directory: &Path, name: &PieceName) -> bool {
+    let read = || fs::read(directory.join(&name.hex));
+    has_piece(directory, name) && read().is_ok_and(|bytes| check_piece(name, &bytes).is_ok())
+}
+
 /// The directory of a domain, and the file that is locked by whoever uses it.
 fn open_lock(home: &Home, domain: Option<&DomainName>) -> Result<(PathBuf, File), ArtifactError> {
     let path = Pieces::make(home, domain)?;
@@ -123,6 +141,40 @@ mod tests {
         assert!(open().is_none());
         drop(whole);
         assert!(open().is_some());
+    }
+
+    fn named(bytes: &[u8]) -> PieceName {
+        let hex = thaw_oci::digest(bytes).trim_start_matches("sha256:").to_owned();
+        PieceName { hex, size: bytes.len() as u64 }
+    }
+
+    #[test]
+    fn threads_that_keep_the_same_piece_do_not_get_in_each_others_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let bytes = vec![7; 100_000];
+        let name = named(&bytes);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        keep(directory.path(), &name, &bytes).unwrap();
+                        assert!(is_intact(directory.path(), &name));
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_damaged_piece_of_the_right_length_is_not_taken_for_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = named(b"piece");
+        assert!(!is_intact(directory.path(), &name));
+        fs::write(directory.path().join(&name.hex), b"peace").unwrap();
+        assert!(has_piece(directory.path(), &name) && !is_intact(directory.path(), &name));
+        keep(directory.path(), &name, b"piece").unwrap();
+        assert!(is_intact(directory.path(), &name));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Pieces that were fetched, and what is written of them for sandboxes that wait.
 
+use super::pieces;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -102,15 +103,9 @@ impl Written {
     /// # Errors
     /// There is no room for it.
     pub fn keep(&self, name: &PieceName, bytes: &[u8]) -> Result<(), WrittenError> {
-        let path = self.pieces.join(&name.hex);
-        let new = self.pieces.join(format!("{}.{}", name.hex, std::process::id()));
         self.acting(|| {
-            let written = File::create(&new).and_then(|mut file| file.write_all(bytes));
-            written.and_then(|()| fs::rename(&new, &path)).map_err(|error| {
-                // What was written of it takes room.
-                let _ = fs::remove_file(&new);
-                cannot("keep a piece of the function in", &self.pieces, &error)
-            })
+            pieces::keep(&self.pieces, name, bytes)
+                .map_err(|error| cannot("keep a piece of the function in", &self.pieces, &error))
         })
     }
 
