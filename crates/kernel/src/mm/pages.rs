@@ -4,7 +4,8 @@
 //! blocks of 4 MiB. The first page of a block is its control page with the free
 //! bitmap and the reference counts; a page finds its control page by clearing
 //! its low 22 bits. Free pages hold no data, so they can be given back to the
-//! host at any time: an image stores none, and hibernation drops them.
+//! host at any time: an image stores none, hibernation drops them, and when the host
+//! keeps memory for [`HELD_MAX`] of them, it gets that back.
 #![allow(unsafe_code)]
 
 use core::ops::{Deref, DerefMut, Range};
@@ -26,6 +27,9 @@ pub const BLOCK: u64 = 4 << 20;
 const PAGES_PER_BLOCK: usize = 1024;
 /// Pages that are made at once, in whatever block but the first: so many may be made in vain.
 pub const PAGES_AT_ONCE: usize = 64;
+/// Free pages for which the host may keep memory: with fewer, pipes and sockets that take and release
+/// pages all the time find theirs made.
+const HELD_MAX: u64 = 1024;
 
 /// First page of a block.
 #[repr(C)]
@@ -36,8 +40,12 @@ pub struct ControlPage {
     touched: u16,
     /// Number of pages in use.
     used: u32,
+    /// The host has made no page from this index on, or was given it back.
+    made: u16,
     /// Bit n of word w: page `64 w + n` is free.
     free: [u64; 16],
+    /// The same: it is free, and the host may keep memory for it.
+    held: [u64; 16],
     /// References to each page.
     references: [u16; PAGES_PER_BLOCK],
 }
@@ -46,9 +54,11 @@ impl ControlPage {
     fn initialize(&mut self) {
         self.free_words = u16::MAX;
         self.touched = 1;
+        self.made = 1;
         self.used = 0;
         self.free = [u64::MAX; 16];
         self.free[0] &= !1;
+        self.held = [0; 16];
     }
 
     /// Takes a page: its index, and whether it may hold old data.
@@ -59,6 +69,7 @@ impl ControlPage {
         let word = self.free_words.trailing_zeros() as usize;
         let bit = self.free[word].trailing_zeros() as usize;
         self.free[word] &= !(1 << bit);
+        self.held[word] &= !(1 << bit);
         if self.free[word] == 0 {
             self.free_words &= !(1 << word);
         }
@@ -66,28 +77,48 @@ impl ControlPage {
         let index = word * 64 + bit;
         self.references[index] = 1;
         let was_touched = index < self.touched as usize;
-        if !was_touched {
-            self.touched = index as u16 + 1;
-        }
+        self.touched = self.touched.max(index as u16 + 1);
+        self.made = self.made.max(index as u16 + 1);
         Some((index, was_touched))
     }
 
-    /// Of so many pages that are taken next those that were never handed out, by their indices. Pages
+    /// Of so many pages that are taken next those that the host has not made, by their indices. Pages
     /// before them that are free are taken before.
     fn fresh(&self, count: usize) -> Range<usize> {
-        let (start, used) = (self.touched as usize, self.used as usize);
+        let (start, used) = (self.made as usize, self.used as usize);
         let count = count.saturating_sub(start - 1 - used);
         start..(start + count).min(PAGES_PER_BLOCK)
     }
 
     fn give_back(&mut self, index: usize) {
         self.free[index / 64] |= 1 << (index % 64);
+        self.held[index / 64] |= 1 << (index % 64);
         self.free_words |= 1 << (index / 64);
         self.used -= 1;
     }
 
     fn is_free(&self, index: usize) -> bool {
         self.free[index / 64] & (1 << (index % 64)) != 0
+    }
+
+    fn is_held(&self, index: usize) -> bool {
+        self.held[index / 64] & (1 << (index % 64)) != 0
+    }
+
+    /// The first run, from an index on, of free pages for which the host may keep memory.
+    fn next_held(&self, from: usize) -> Option<Range<usize>> {
+        let start = (from..PAGES_PER_BLOCK).find(|&index| self.is_held(index))?;
+        let is_past = |&index: &usize| !self.is_held(index);
+        let end = (start..PAGES_PER_BLOCK).find(is_past).unwrap_or(PAGES_PER_BLOCK);
+        Some(start..end)
+    }
+
+    /// The host has free pages back.
+    fn given_back(&mut self, run: Range<usize>) {
+        run.for_each(|index| self.held[index / 64] &= !(1 << (index % 64)));
+        let mut before = (0..self.made as usize).rev();
+        let last = before.find(|&index| !self.is_free(index) || self.is_held(index));
+        self.made = last.unwrap_or(0) as u16 + 1;
     }
 }
 
@@ -145,23 +176,46 @@ fn map_block(address: u64, len: u64) -> Result<()> {
     Machine::map_anonymous(block, PROT_READ | PROT_WRITE, Sharing::Private)
 }
 
+/// Gives free pages back to the host. Where an image is mapped, its content comes back.
+fn discard_pages(address: u64, len: u64) -> Result<()> {
+    // SAFETY: the allocator, which alone has this area, has handed the pages out to nobody.
+    let pages = unsafe { KernelRange::new(address, len) };
+    match arena::is_shared() {
+        true => Machine::remove(pages),
+        false => Machine::discard(pages),
+    }
+}
+
+/// Where the memory of a page store comes from: functions of an address and bytes.
+#[derive(Clone, Copy)]
+pub struct Source {
+    /// Maps zeroed memory.
+    pub map: fn(u64, u64) -> Result<()>,
+    /// Gives memory back that stays mapped. What it holds then does not matter.
+    pub discard: fn(u64, u64) -> Result<()>,
+}
+
 /// Blocks that the allocator has, in the order of their addresses.
 pub struct PageAllocator {
     base: u64,
     blocks: u64,
     /// No block before this one has a free page.
     first_candidate: u64,
-    map: fn(u64, u64) -> Result<()>,
+    /// Pages that were released since free pages were given back last.
+    released: u64,
+    /// The blocks that they are in.
+    released_in: Range<u64>,
+    source: Source,
 }
 
 impl PageAllocator {
-    /// An empty allocator for the area at `base`; `map` maps zeroed memory.
+    /// An empty allocator for the area at `base`.
     ///
     /// # Safety
-    /// The area, aligned to a block, is the allocator's alone, and memory that `map` has
+    /// The area, aligned to a block, is the allocator's alone, and memory that the source has
     /// mapped stays.
-    pub const unsafe fn new(base: u64, map: fn(u64, u64) -> Result<()>) -> Self {
-        Self { base, blocks: 0, first_candidate: 0, map }
+    pub const unsafe fn new(base: u64, source: Source) -> Self {
+        Self { base, blocks: 0, first_candidate: 0, released: 0, released_in: 0..0, source }
     }
 
     /// The page store of the sandbox, still empty.
@@ -170,7 +224,7 @@ impl PageAllocator {
     /// There is no other that is in use.
     pub const unsafe fn of_sandbox() -> Self {
         // SAFETY: the caller's promise; the area holds nothing else.
-        unsafe { Self::new(PAGES_BASE, map_block) }
+        unsafe { Self::new(PAGES_BASE, Source { map: map_block, discard: discard_pages }) }
     }
 
     fn control(&self, block: u64) -> &ControlPage {
@@ -205,7 +259,7 @@ impl PageAllocator {
             if (self.blocks + 1) * BLOCK > limit {
                 return Err(Errno::ENOMEM);
             }
-            (self.map)(self.base + self.blocks * BLOCK, BLOCK)?;
+            (self.source.map)(self.base + self.blocks * BLOCK, BLOCK)?;
             self.blocks += 1;
             self.control_mut(self.blocks - 1).initialize();
         }
@@ -238,6 +292,35 @@ impl PageAllocator {
         if control.references[index] == 0 {
             control.give_back(index);
             self.first_candidate = self.first_candidate.min(block);
+            self.note_released(block);
+        }
+    }
+
+    fn note_released(&mut self, block: u64) {
+        let all = &self.released_in;
+        self.released_in = match self.released {
+            0 => block..block + 1,
+            _ => all.start.min(block)..all.end.max(block + 1),
+        };
+        self.released += 1;
+        if self.released >= HELD_MAX {
+            self.released = 0;
+            self.released_in.clone().for_each(|block| self.discard_held(block));
+        }
+    }
+
+    /// Gives the free pages of a block back to the host. What it does not take is tried again.
+    fn discard_held(&mut self, block: u64) {
+        let (start, discard) = (self.base + block * BLOCK, self.source.discard);
+        let control = self.control_mut(block);
+        let mut at = 0;
+        while control.held != [0; 16]
+            && let Some(run) = control.next_held(at)
+        {
+            at = run.end;
+            if discard(start + (run.start * PAGE) as u64, (run.len() * PAGE) as u64).is_ok() {
+                control.given_back(run);
+            }
         }
     }
 
@@ -315,11 +398,21 @@ mod tests {
         Err(_) => panic!("not a layout"),
     };
 
+    /// Pages that were given back are zeroed, as those of a memory file are.
+    const SOURCE: Source = Source {
+        map: |_, _| Ok(()),
+        discard: |address, len| {
+            // SAFETY: the allocator gives back pages of its memory that nobody has.
+            unsafe { (address as *mut u8).write_bytes(0, len as usize) };
+            Ok(())
+        },
+    };
+
     fn allocator() -> TestStore {
         // SAFETY: the size is not zero.
         let memory = unsafe { std::alloc::alloc_zeroed(MEMORY) };
         // SAFETY: nobody else has the memory.
-        let pages = unsafe { PageAllocator::new(memory.expose_provenance() as u64, |_, _| Ok(())) };
+        let pages = unsafe { PageAllocator::new(memory.expose_provenance() as u64, SOURCE) };
         TestStore { pages, memory }
     }
 
@@ -434,6 +527,50 @@ mod tests {
         assert_eq!(groups(1..9), 1..64);
         assert_eq!(groups(60..200), 64..256);
         assert_eq!(groups(1020..1024), 1024..1024);
+    }
+
+    fn fill(page: *mut [u8; PAGE]) {
+        // SAFETY: the caller has taken it.
+        unsafe { page.write_bytes(7, 1) };
+    }
+
+    fn is_zeroed(page: *mut [u8; PAGE]) -> bool {
+        // SAFETY: the caller has taken it.
+        unsafe { *page == [0; PAGE] }
+    }
+
+    #[test]
+    fn free_pages_are_given_back_to_the_host() {
+        let mut pages = allocator();
+        let taken: Vec<_> = (0..2000).map(|_| pages.take(4 * BLOCK).unwrap()).collect();
+        taken.iter().for_each(|&page| fill(page));
+        let (kept, freed) = (taken[3], taken.iter().filter(|&&page| page != taken[3]));
+        // One less than is kept for those who take pages again.
+        let freed: Vec<_> = freed.copied().collect();
+        freed[..1023].iter().for_each(|&page| pages.release(page as u64));
+        assert!(freed[..1023].iter().all(|&page| !is_zeroed(page)));
+        pages.release(freed[1023] as u64);
+        assert!(freed[..1024].iter().all(|&page| is_zeroed(page)) && !is_zeroed(kept));
+        // It makes those of the first block behind the page that is kept anew.
+        assert_eq!((pages.control(0).made, pages.control(0).held), (5, [0; 16]));
+        assert_eq!(pages.to_be_made(8), (pages.base + 5 * PAGE as u64, 5 * PAGE as u64));
+        assert!(freed[1024..].iter().all(|&page| !is_zeroed(page)));
+        let again: Vec<_> = (0..1500).map(|_| pages.take(4 * BLOCK).unwrap()).collect();
+        assert!(again.iter().all(|&page| is_zeroed(page)));
+    }
+
+    #[test]
+    fn what_the_host_does_not_take_or_gives_as_it_was_is_zeroed_when_it_is_taken() {
+        type Discard = fn(u64, u64) -> Result<()>;
+        for discard in [(|_, _| Err(Errno::ENOMEM)) as Discard, |_, _| Ok(())] {
+            let mut pages = allocator();
+            pages.source.discard = discard;
+            let taken: Vec<_> = (0..1024).map(|_| pages.take(4 * BLOCK).unwrap()).collect();
+            taken.iter().for_each(|&page| fill(page));
+            taken.iter().for_each(|&page| pages.release(page as u64));
+            assert!(!is_zeroed(taken[0]));
+            assert!((0..1024).all(|_| is_zeroed(pages.take(4 * BLOCK).unwrap())));
+        }
     }
 
     #[test]
