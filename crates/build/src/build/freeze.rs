@@ -139,6 +139,9 @@ pub enum FreezeFailure {
     /// Nobody knows where its volumes are.
     #[error("the function has volumes, which are not used here; build it with `thaw build`")]
     NoVolumes,
+    /// Whoever waited for it has turned away.
+    #[error("nobody waits for it any more")]
+    Unwanted,
     /// The host refused something.
     #[error("cannot talk to the sandbox ({0}); try again")]
     Io(#[from] io::Error),

@@ -44,6 +44,8 @@ use import::Imported;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 use template::{Files, Template};
 use thaw_home::config::{
@@ -140,6 +142,8 @@ pub struct BuildOptions {
     pub comparison: Comparison,
     /// Where the function's volumes are; [`build`] knows it.
     pub volumes: Option<VolumeStore>,
+    /// The program is ended soon after this is false.
+    pub wanted: Option<Arc<AtomicBool>>,
 }
 
 /// Whether Python packages that an earlier build has installed are used again, if the same are wanted.
@@ -153,7 +157,7 @@ pub enum Packages {
 }
 
 /// Whether a build compares two copies of the program in what their generators of random
-/// numbers draw, which takes about as long as the build does without.
+/// numbers draw, for which the program is started a second time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Comparison {
     /// It does, if it can.
@@ -180,6 +184,7 @@ impl Default for BuildOptions {
             packages: Packages::default(),
             comparison: Comparison::default(),
             volumes: None,
+            wanted: None,
         }
     }
 }
@@ -476,11 +481,18 @@ fn freeze_and_store(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
     let since = SystemTime::now();
+    let is_compared = matches!(place, Place::New(_)) && options.comparison == Comparison::Made;
+    let compared =
+        if is_compared { compare::begin(session, &function, (index, way), options) } else { None };
     let (image, mut frozen) = freeze::freeze(session, &function, index, way, options, on_event)?;
     match place {
-        Place::New(_) if options.comparison == Comparison::Made => {
-            let found =
-                compare::compare(session, &function, (index, way), &frozen, options, on_event);
+        Place::New(_) if is_compared => {
+            let found = match compared {
+                Some(begun) => begun.end(&function, &frozen, on_event),
+                None => {
+                    compare::compare(session, &function, (index, way), &frozen, options, on_event)
+                }
+            };
             frozen.findings.extend(found);
             frozen.findings.extend(compare::generators_of_go(session, &function, index));
             let times = compare::times_of_go(session, &function, (index, image), since);

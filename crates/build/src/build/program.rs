@@ -11,6 +11,8 @@ use super::{BuildEvent, BuildOptions, OnEvent};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -104,6 +106,8 @@ pub(super) enum Stop {
     /// It reached its limit; the most bytes that it has used, if the host counts them.
     OutOfMemory(Option<u64>),
     Training(String),
+    /// Nobody waits for it any more.
+    Unwanted,
     Io(io::Error),
 }
 
@@ -122,6 +126,8 @@ pub(super) struct Program {
     absent: Option<Absent>,
     /// The number of the signal that freezes it, whenever this process gets it.
     signals: Option<mpsc::Receiver<u32>>,
+    /// Whether somebody waits for it still; `None`: as long as it takes.
+    wanted: Option<Arc<AtomicBool>>,
     /// The connections that copies will find reset, as the sandbox said last.
     losses: Option<Losses>,
     /// The files that die with a copy, as the sandbox said last.
@@ -235,6 +241,7 @@ impl Program {
             has_secrets: !config.secrets.is_default(),
             absent: Absent::of(function),
             signals,
+            wanted: options.wanted.clone(),
             losses: None,
             written: None,
         })
@@ -289,6 +296,9 @@ impl Program {
         };
         let event = self.sandbox.wait_event(Some(patience)).map_err(Stop::Io)?;
         self.flow = self.output.pass_on(on_event);
+        if !is_wanted(self.wanted.as_ref()) {
+            return Err(Stop::Unwanted);
+        }
         if let Some(number) = self.signals.as_ref().and_then(|signals| signals.try_recv().ok()) {
             self.sandbox.send_signal(number).map_err(Stop::Io)?;
         }
@@ -346,6 +356,7 @@ impl Program {
                 output,
             },
             Stop::Training(reason) => FreezeFailure::Training { reason, output },
+            Stop::Unwanted => FreezeFailure::Unwanted,
             Stop::Io(error) => FreezeFailure::Io(error),
         }
     }
@@ -367,6 +378,11 @@ impl Program {
         note_denials(&self.sandbox.take_egress_events(), "`allow` in [egress]", on_event);
         (self.sandbox, self.parent)
     }
+}
+
+/// Whether somebody waits for a program still.
+pub(super) fn is_wanted(wanted: Option<&Arc<AtomicBool>>) -> bool {
+    wanted.is_none_or(|wanted| wanted.load(Ordering::Relaxed))
 }
 
 /// How much a program has used that was ended at its memory limit, for people.

@@ -1,6 +1,6 @@
 //! A copy of a probed program: it is thawed, asked what it draws and keeps, and ended.
 
-use super::super::program::start_parent;
+use super::super::program::{is_wanted, start_parent};
 use super::super::{BuildOptions, FreezeFailure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, read};
@@ -70,11 +70,15 @@ pub(super) fn ask(
     let mut sandbox = zygote.thaw(plan, None, &thaw)?;
     drop(writer);
     sandbox.send_signal(libc::SIGPWR as u32)?;
-    answer(&mut sandbox, &reader)
+    answer(&mut sandbox, &reader, options)
 }
 
 /// Waits for what the probe says.
-fn answer(sandbox: &mut Sandbox, reader: &OwnedFd) -> Result<Answer, FreezeFailure> {
+fn answer(
+    sandbox: &mut Sandbox,
+    reader: &OwnedFd,
+    options: &BuildOptions,
+) -> Result<Answer, FreezeFailure> {
     let died = |reason: String| FreezeFailure::Died { reason, output: Vec::new() };
     let deadline = Instant::now() + PATIENCE;
     let mut output = Vec::new();
@@ -86,6 +90,9 @@ fn answer(sandbox: &mut Sandbox, reader: &OwnedFd) -> Result<Answer, FreezeFailu
             Some(Event::Failed(reason)) => return Err(died(reason)),
             Some(Event::Violation(violation)) => return Err(died(violation.to_string())),
             _ => {}
+        }
+        if !is_wanted(options.wanted.as_ref()) {
+            return Err(FreezeFailure::Unwanted);
         }
         take(reader, &mut output)?;
         if let Some(answer) = parse(&String::from_utf8_lossy(&output)) {

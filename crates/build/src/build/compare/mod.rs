@@ -6,7 +6,8 @@
 //!
 //! The probe is loaded by the interpreter, so this is for languages whose interpreters load
 //! something for a variable: Python, Node.js, Ruby, Java. The function itself is not touched, and the
-//! second start acts on nothing: it has no connections, and copies of its volumes. Of
+//! second start acts on nothing: it has no connections, and copies of its volumes. It goes on beside the
+//! first one where there is room for both. Of
 //! programs in Go the machine code says what draws (`go`).
 
 mod copy;
@@ -26,21 +27,95 @@ use copy::{Answer, Named, ask};
 pub(super) use go::generators as generators_of_go;
 pub(super) use go_times::times as times_of_go;
 use probe::{DIRECTORY, Probe};
+use std::panic::resume_unwind;
 use std::path::Path;
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use thaw_home::config::{Egress, RuntimeKind};
 use thaw_home::function::Finding;
 use thaw_home::function::StoredFunction;
 use thaw_home::rootfs::StoredRootfs;
 use thaw_store::index::{Attributes, Content, Node};
-use thaw_store::{Domain, ImageId, IndexId, Session};
+use thaw_store::{Domain, ImageId, IndexId, Session, Store};
 use volumes::CopiedVolumes;
 
 /// How long copies that are over may keep their image.
 const DISCARD_PATIENCE: Duration = Duration::from_secs(2);
+/// What the stage is called.
+const STAGE: &str = "comparing what two copies draw at random";
 /// Names of generators, or of times, that a finding lists.
 const NAMED_MAX: usize = 6;
+
+/// A comparison that is made while the program itself is frozen. It is given up when this is dropped.
+pub(super) struct Begun {
+    probed: Probed,
+    /// None: it was waited for.
+    thread: Option<JoinHandle<Result<[Answer; 2], BuildError>>>,
+    wanted: Arc<AtomicBool>,
+}
+
+/// Begins to compare what two copies of a program draw and keep, on a thread of its own, if the
+/// program may be run twice at a time here. [`compare`] does the rest.
+pub(super) fn begin(
+    session: &Session,
+    function: &StoredFunction,
+    (index, way): (IndexId, Way<'_>),
+    options: &BuildOptions,
+) -> Option<Begun> {
+    let probe = probe::of_language(kind(function))?;
+    if probe::obstacle(function).is_some() || !is_room_for_two(function) {
+        return None;
+    }
+    let wanted = Arc::new(AtomicBool::new(true));
+    let options = BuildOptions { volumes: None, wanted: Some(wanted.clone()), ..options.clone() };
+    let probed = Probed::of(function, probe, way);
+    let (store, for_thread) = (Store::clone(session), probed.clone());
+    let compare = move || for_thread.asked_twice(&mut store.session()?, index, &options);
+    let thread = thread::Builder::new().name("comparison".to_owned()).spawn(compare).ok()?;
+    Some(Begun { probed, thread: Some(thread), wanted })
+}
+
+/// Whether a program can be run twice at a time without taking from itself what it needs: there are
+/// a processor and memory for a second one, and nothing that both would write to.
+fn is_room_for_two(function: &StoredFunction) -> bool {
+    let memory = function.config.limits.memory.bytes();
+    let info = rustix::system::sysinfo();
+    let all = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+    function.config.volumes.is_empty()
+        && thread::available_parallelism().is_ok_and(|processors| processors.get() > 1)
+        && memory.saturating_mul(4) <= all
+}
+
+impl Begun {
+    /// Waits for what was found.
+    pub fn end(
+        mut self,
+        function: &StoredFunction,
+        frozen: &Frozen,
+        on_event: &mut OnEvent<'_>,
+    ) -> Vec<Finding> {
+        if let Some(obstacle) = probe::obstacle_of_frozen(frozen) {
+            note(obstacle, on_event);
+            return Vec::new();
+        }
+        on_event(BuildEvent::Stage(STAGE));
+        let Some(thread) = self.thread.take() else { return Vec::new() };
+        let answers = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        self.probed.findings(function, answers, on_event)
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.wanted.store(false, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Nobody wants to know what came of it.
+            let _ = thread.join();
+        }
+    }
+}
 
 /// Compares what two copies of a program draw and keep, if that can be done. What prevents it is
 /// noted, and is no failure of the build.
@@ -53,7 +128,7 @@ pub(super) fn compare(
     on_event: &mut OnEvent<'_>,
 ) -> Vec<Finding> {
     let Some(probe) = probe::of_language(kind(function)) else { return Vec::new() };
-    let copied = match probe::obstacle(function, frozen) {
+    let copied = match probe::obstacle(function).or_else(|| probe::obstacle_of_frozen(frozen)) {
         Some(obstacle) => Err(obstacle.to_owned()),
         None if function.config.volumes.is_empty() => Ok(None),
         None => CopiedVolumes::of(&function.config, options.volumes.as_ref()).map(Some),
@@ -67,27 +142,64 @@ pub(super) fn compare(
     };
     let volumes = copied.as_ref().map(CopiedVolumes::store);
     let options = &BuildOptions { volumes, ..options.clone() };
-    let mut function = with_probe(function, probe);
-    let has_connections = !function.config.egress.is_closed();
-    function.config.egress = Egress::default();
-    if matches!(way, Way::Template(_)) {
-        // The program that is compared is started; one from a template begins with its
-        // generators seeded.
-        function.environment.insert("THAW_PROBE_SEEDED".to_owned(), "1".to_owned());
+    on_event(BuildEvent::Stage(STAGE));
+    let probed = Probed::of(function, probe, way);
+    let answers = probed.asked_twice(session, index, options);
+    probed.findings(function, answers, on_event)
+}
+
+/// A function whose program is run with a probe.
+#[derive(Clone)]
+struct Probed {
+    probe: &'static Probe,
+    function: StoredFunction,
+}
+
+impl Probed {
+    fn of(function: &StoredFunction, probe: &'static Probe, way: Way<'_>) -> Self {
+        let mut function = with_probe(function, probe);
+        function.config.egress = Egress::default();
+        if matches!(way, Way::Template(_)) {
+            // The program that is compared is started; one from a template begins with its
+            // generators seeded.
+            function.environment.insert("THAW_PROBE_SEEDED".to_owned(), "1".to_owned());
+        }
+        Self { probe, function }
     }
-    on_event(BuildEvent::Stage("comparing what two copies draw at random"));
-    match asked_twice(session, probe, &function, index, options) {
-        Ok([one, other]) => findings(&one, &other, probe.way_out),
-        Err(error) if has_connections => {
-            tracing::debug!("a second start without connections: {error}");
-            note("it does not come to its freeze a second time, without connections", on_event);
-            Vec::new()
+
+    fn asked_twice(
+        &self,
+        session: &mut Session,
+        index: IndexId,
+        options: &BuildOptions,
+    ) -> Result<[Answer; 2], BuildError> {
+        let index = with_file(session, self.probe, index)?;
+        let rootfs = StoredRootfs::open(session, index)?;
+        let image = freeze(session, &self.function, &rootfs, options)?;
+        let answers = answers(session, &self.function, image, &rootfs, options);
+        discard(session, image);
+        answers
+    }
+
+    /// What the answers say of the function as it is without the probe.
+    fn findings(
+        &self,
+        function: &StoredFunction,
+        answers: Result<[Answer; 2], BuildError>,
+        on_event: &mut OnEvent<'_>,
+    ) -> Vec<Finding> {
+        match answers {
+            Ok([one, other]) => return findings(&one, &other, self.probe.way_out),
+            Err(error) if !function.config.egress.is_closed() => {
+                tracing::debug!("a second start without connections: {error}");
+                note("it does not come to its freeze a second time, without connections", on_event);
+            }
+            Err(error) => {
+                let text = format!("what two copies draw could not be compared: {error}");
+                on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
+            }
         }
-        Err(error) => {
-            let text = format!("what two copies draw could not be compared: {error}");
-            on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
-            Vec::new()
-        }
+        Vec::new()
     }
 }
 
@@ -125,21 +237,6 @@ fn listed(mut names: Vec<String>) -> Vec<String> {
         names.push(format!("{more} more"));
     }
     names
-}
-
-fn asked_twice(
-    session: &mut Session,
-    probe: &Probe,
-    function: &StoredFunction,
-    index: IndexId,
-    options: &BuildOptions,
-) -> Result<[Answer; 2], BuildError> {
-    let index = with_file(session, probe, index)?;
-    let rootfs = StoredRootfs::open(session, index)?;
-    let image = freeze(session, function, &rootfs, options)?;
-    let answers = answers(session, function, image, &rootfs, options);
-    discard(session, image);
-    answers
 }
 
 /// Removes the image of a comparison once the copies have let go of it. The collector does otherwise.

@@ -80,18 +80,21 @@ pub(super) fn of_language(kind: RuntimeKind) -> Option<&'static Probe> {
 }
 
 /// Why a program must not be run a second time, or why its copies cannot be asked.
-pub(super) fn obstacle(function: &StoredFunction, frozen: &Frozen) -> Option<&'static str> {
+pub(super) fn obstacle(function: &StoredFunction) -> Option<&'static str> {
     let config = &function.config;
-    let training = frozen.training.as_ref().map_or(Duration::ZERO, |training| training.duration);
     if matches!(config.entry.freeze, FreezeAt::Signal(_)) {
         Some("it waits for a signal to be frozen")
     } else if !matches!(config.entry.kind, EntryKind::Http | EntryKind::Tcp | EntryKind::Udp) {
         Some("its copies end without a client")
-    } else if frozen.start + training > RUN_MAX {
-        Some("it takes longer than 30 s to its freeze")
     } else {
         None
     }
+}
+
+/// The same of one that was frozen once.
+pub(super) fn obstacle_of_frozen(frozen: &Frozen) -> Option<&'static str> {
+    let training = frozen.training.as_ref().map_or(Duration::ZERO, |training| training.duration);
+    (frozen.start + training > RUN_MAX).then_some("it takes longer than 30 s to its freeze")
 }
 
 #[cfg(test)]
