@@ -464,9 +464,9 @@ impl<'a> Import<'a> {
         }
         let Some(requirements) = &runtime.requirements else { return Ok(None) };
         let requirements = self.named("requirements", requirements)?;
-        let target = packages::install(&self.commands, runtime, &requirements.path, on_event)?;
-        let file = open_plainly("requirements", &target)?;
-        Ok(Some((Named { file, path: target, inside: None }, Readers::ThisProcess)))
+        let (file, path) =
+            packages::install(&self.commands, runtime, &requirements.path, on_event)?;
+        Ok(Some((Named { file, path, inside: None }, Readers::ThisProcess)))
     }
 
     /// Imports one line of `files`.

@@ -34,22 +34,18 @@ pub(super) fn alone(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Option<File>, ImportFailure> {
     let work = commands.home.work(commands.config.name.as_str())?;
-    let root = commands.home.root();
-    let open = || {
-        let inside = work.strip_prefix(root).map_err(io::Error::other)?;
-        beneath::open_without_links(root, inside)
-    };
+    let open = || commands.open(&work);
     Ok(super::alone_in(&work, open, on_event))
 }
 
 /// Installs what `requirements` names; the directory that has it then, which is kept
-/// from build to build. Where `pip` would do again what it did before, it does not run.
+/// from build to build, with its path. Where `pip` would do again what it did before, it does not run.
 pub(super) fn install(
     commands: &Commands<'_>,
     runtime: &RuntimeConfig,
     requirements: &Path,
     on_event: &mut OnEvent<'_>,
-) -> Result<PathBuf, ImportFailure> {
+) -> Result<(File, PathBuf), ImportFailure> {
     let failed = |failure| ImportFailure::Pip {
         requirements: requirements.to_owned(),
         failure,
@@ -57,6 +53,8 @@ pub(super) fn install(
     };
     let io_failed = |error: io::Error| failed(error.into());
     let target = commands.kept("packages").map_err(io_failed)?;
+    let opened = commands.open(&target).map_err(io_failed)?;
+    let installed = beneath::place_of(&opened);
     let stamp = Stamp::of(commands.home, commands.config.name.as_str())?;
     let mut interpreter = interpreter(commands, runtime).map_err(io_failed)?;
     if !requirements.starts_with(commands.directory) {
@@ -73,7 +71,8 @@ pub(super) fn install(
         None => wanted(commands, requirements, &mut inputs, on_event)?,
     };
     add_surroundings(commands, &interpreter, &mut inputs).map_err(io_failed)?;
-    if commands.options.packages == Packages::Kept && stamp.vouches(commands.home, &inputs, &target)
+    if commands.options.packages == Packages::Kept
+        && stamp.vouches(commands.home, &inputs, &installed)
     {
         on_event(BuildEvent::Stage("keeping the Python packages of the build before"));
         if !inputs.is_pinned() {
@@ -82,7 +81,7 @@ pub(super) fn install(
                  installs the newest that the requirements allow",
             ));
         }
-        return Ok(target);
+        return Ok((opened, target));
     }
     let stage = match inputs.unknown() {
         None => "installing Python packages".to_owned(),
@@ -93,9 +92,9 @@ pub(super) fn install(
     };
     on_event(BuildEvent::Stage(&stage));
     stamp.remove(commands.home).map_err(io_failed)?;
-    empty(commands, &target).map_err(io_failed)?;
+    empty(&installed).map_err(io_failed)?;
     if wanted.is_empty() {
-        return Ok(target);
+        return Ok((opened, target));
     }
     let settings = commands.settings();
     let index: Vec<EgressRule> =
@@ -122,8 +121,8 @@ pub(super) fn install(
         timeout: settings.timeout.0,
     };
     commands.run(&task, on_event).map_err(failed)?;
-    stamp.write(commands.home, &inputs, &target).map_err(io_failed)?;
-    Ok(target)
+    stamp.write(commands.home, &inputs, &installed).map_err(io_failed)?;
+    Ok((opened, target))
 }
 
 /// Adds what decides besides the requirements: the interpreter, settings of `pip`, and where it
@@ -258,12 +257,9 @@ fn locked(commands: &Commands<'_>, file: LockFile, path: &Path) -> Result<Locked
 
 /// Removes what builds before have installed: the requirements name all that is there. Files of
 /// it may be root's, whoever owns the home; so they are removed with all rights, but only below the
-/// home, wherever its owner has put links.
-fn empty(commands: &Commands<'_>, target: &Path) -> io::Result<()> {
-    let home = commands.home.root();
-    let inside = target.strip_prefix(home).map_err(io::Error::other)?;
-    let directory = beneath::open_without_links(home, inside)?;
-    for entry in fs::read_dir(beneath::place_of(&directory))? {
+/// open directory that `installed` stands for, wherever the home's owner has put links.
+fn empty(installed: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(installed)? {
         let entry = entry?;
         match entry.file_type()?.is_dir() {
             true => fs::remove_dir_all(entry.path())?,
