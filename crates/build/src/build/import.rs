@@ -67,6 +67,13 @@ pub enum ImportFailure {
         /// The file or directory.
         path: PathBuf,
     },
+    /// The root directory of this host, with all that it holds.
+    #[error(
+        "`rootfs` of thaw.toml is `/`, and a build would copy this whole host with its secrets into the \
+         function; have [runtime] collect what the program needs (`include`, `programs`), or name a \
+         directory, a stored root file system or a container image"
+    )]
+    WholeHost,
     /// Something that the configuration names is not there.
     #[error("{} is not there ({error}); correct `{key}` in thaw.toml", path.display())]
     Missing {
@@ -321,6 +328,9 @@ impl<'a> Import<'a> {
             return Ok(StoredRootfs::open(session, index)?.tree()?);
         }
         let named = self.named("rootfs", Path::new(rootfs))?;
+        if named.path == Path::new("/") {
+            return Err(ImportFailure::WholeHost);
+        }
         let mut tree = Tree::new();
         let options = self.import_options(&named);
         self.import(named, Path::new("/"), &options, session, &mut tree, on_event)?;
