@@ -461,7 +461,7 @@ mod tests {
             }
             let text = "name = \"f\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 81\n";
             let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
-            let home = Home::at(&path.join("home")).unwrap();
+            let home = Home::at(path.join("home")).unwrap();
             Self { all, home, config, options: BuildOptions::default() }
         }
 
