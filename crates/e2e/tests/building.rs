@@ -382,6 +382,20 @@ fn a_function_gets_files_of_the_host_that_everybody_may_read() {
 }
 
 #[test]
+fn no_function_is_the_whole_host() {
+    let place = Place::new();
+    symlink("/", place.path("root")).expect("a link");
+    let link = place.path("root").display().to_string();
+    for (rootfs, option) in [("/", "--json"), ("/usr/..", "--trust-build"), (&link, "--json")] {
+        place.function(&format!("rootfs = \"{rootfs}\""));
+        let outcome = place.build(&[option]);
+        assert_eq!(outcome.code, Some(1), "{rootfs}: {}", outcome.stderr);
+        let said = outcome.stderr.contains("`rootfs` of thaw.toml is `/`");
+        assert!(said, "{rootfs}: {}", outcome.stderr);
+    }
+}
+
+#[test]
 fn an_object_file_cannot_name_any_file_as_its_interpreter() {
     let place = Place::new();
     let secret = place.path("outside/secret");

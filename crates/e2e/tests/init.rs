@@ -220,6 +220,45 @@ fn packages_of_npm_are_installed() {
     assert_eq!(place.answer(&directory, "/?q=1"), "express 1");
 }
 
+#[test]
+fn packages_of_npm_are_kept_where_the_lock_file_is_the_same() {
+    if !has("npm") || !reaches("registry.npmjs.org") {
+        return;
+    }
+    let place = Place::new();
+    let directory = place.directory("kept", &EXPRESS);
+    let mut locking = Command::new("npm");
+    locking.args(["install", "--package-lock-only", "--no-audit", "--no-fund"]);
+    locking.current_dir(&directory).env("HOME", place.all.path());
+    let outcome = run_within(PATIENCE, &mut locking, b"");
+    assert_eq!(outcome.code, Some(0), "{}{}", outcome.stdout, outcome.stderr);
+    place.init(&directory, &[]);
+    let is_kept = |arguments: &[&str]| {
+        let said = place.build_with(&directory, arguments);
+        let is_kept = said.contains("keeping the Node.js packages of the build before");
+        assert_ne!(is_kept, said.contains("running npm ci --omit=dev --no-audit"), "{said}");
+        assert!(!said.contains("at every build"), "{said}");
+        is_kept
+    };
+    assert!(!is_kept(&[]));
+    assert!(is_kept(&[]));
+    // A change of the program alone has nothing installed.
+    fs::write(directory.join("app.js"), EXPRESS[0].1.replace("'express '", "'changed '"))
+        .expect("a file");
+    assert!(is_kept(&[]));
+    assert_eq!(place.answer(&directory, "/?q=1"), "changed 1");
+    assert!(!is_kept(&["--fresh-packages"]));
+    fs::remove_dir_all(directory.join("node_modules/express")).expect("it is installed");
+    assert!(!is_kept(&[]));
+    assert!(is_kept(&[]));
+    let script = EXPRESS[1].1.replace("\"start\":", "\"postinstall\": \"true\", \"start\":");
+    fs::write(directory.join("package.json"), script).expect("a file");
+    for _ in 0..2 {
+        let said = place.build_with(&directory, &[]);
+        assert!(said.contains("since `the script postinstall` may change"), "{said}");
+    }
+}
+
 /// Has a program write a lock file as its users do, and builds what `thaw init` makes of it.
 #[test]
 fn packages_of_pnpm_and_yarn_are_installed_by_their_lock_files() {

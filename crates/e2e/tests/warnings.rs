@@ -147,6 +147,23 @@ fn pythons_generators_are_named_and_the_helper_seeds_them() {
 }
 
 #[test]
+fn a_generator_that_only_the_standard_library_has_loaded_is_not_named() {
+    let loaded = "import sys\nassert 'random' in sys.modules";
+    let drawn = |imports: &str, before: &str| {
+        Place::new("app.py", &python(&format!("{loaded}\n{imports}"), before, "1"), "")
+            .generators()
+            .is_some()
+    };
+    assert!(!drawn("pass", "pass"));
+    // Wherever the program names it.
+    assert!(drawn("from random import choice as chosen", "pass"));
+    assert!(drawn("pass", "import random"));
+    assert!(drawn("made = [lambda: __import__('os') or (lambda: random.random())]", "pass"));
+    // What the collector of garbage does not show is not looked at.
+    assert!(drawn("import gc\ngc.freeze()", "pass"));
+}
+
+#[test]
 fn own_generators_of_python_are_named() {
     let imports = "import random\nown = random.Random(7)\nsafe = random.SystemRandom()";
     let place = Place::new("app.py", &python(imports, "pass", "own.random()"), "");
@@ -156,7 +173,7 @@ fn own_generators_of_python_are_named() {
 
 #[test]
 fn a_program_sees_its_own_python_path() {
-    let text = python("import os", "pass", "os.environ.get('PYTHONPATH')");
+    let text = python("import random\nimport os", "pass", "os.environ.get('PYTHONPATH')");
     // Without the probe's directory, or it would not have come to its entry point.
     let check = text.replace(
         "import os",
@@ -177,6 +194,12 @@ fn math_random_is_named_and_can_be_replaced() {
     let text = format!("require('crypto').randomUUID();\n{NODE}");
     let place = Place::new("app.js", &text, "");
     assert_eq!(place.generators().as_deref(), Some("Math.random, crypto.randomUUID"));
+
+    // A program that does not name it cannot draw from it.
+    let without = NODE.replace("Math.random()", "q.url");
+    assert_eq!(Place::new("app.js", &without, "").generators(), None);
+    let text = format!("const {{ random }} = Math;\n{without}");
+    assert_eq!(Place::new("app.js", &text, "").generators().as_deref(), Some("Math.random"));
 
     let text = format!("require('./thaw-random');\nrequire('crypto').randomUUID();\n{NODE}");
     let place = Place::new("app.js", &text, "");

@@ -27,11 +27,30 @@ pub fn open_directory(path: &Path) -> io::Result<File> {
 /// # Errors
 /// There is a link on the way, or no such directory.
 pub fn open_without_links(root: &Path, inside: &Path) -> io::Result<File> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    reach_without_links(root, inside, OFlags::RDONLY)
+}
+
+/// The same for a directory that is not read here: one that stands for it is enough (`O_PATH`).
+///
+/// # Errors
+/// See [`open_without_links`].
+pub fn find_without_links(root: &Path, inside: &Path) -> io::Result<File> {
+    reach_without_links(root, inside, OFlags::PATH)
+}
+
+fn reach_without_links(root: &Path, inside: &Path, access: OFlags) -> io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let without = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let root = openat2(CWD, root, flags, Mode::empty(), without)?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(openat2(root, inside, flags, Mode::empty(), without | ResolveFlags::BENEATH)?.into())
+    let root = openat2(CWD, root, flags | OFlags::PATH, Mode::empty(), without)?;
+    // The directory itself has no name in itself but this one.
+    let inside = if inside == Path::new("") { Path::new(".") } else { inside };
+    Ok(openat2(root, inside, flags | access, Mode::empty(), without | ResolveFlags::BENEATH)?
+        .into())
+}
+
+/// Whether an error of [`open_without_links`] says that there is a link on the way.
+pub fn is_by_link(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::LOOP))
 }
 
 /// Where an open directory is found as long as it is open, whatever becomes of its path.
@@ -138,7 +157,11 @@ mod tests {
         fs::write(place_of(&opened).join("file"), "").unwrap();
         assert!(home.join("work/f/packages/file").exists());
         symlink("packages", home.join("work/f/link")).unwrap();
-        assert!(open("work/f/link").is_err() && open("../home/work").is_err());
+        assert!(is_by_link(&open("work/f/link").unwrap_err()) && open("../home/work").is_err());
+        assert!(!is_by_link(&open("work/none").unwrap_err()));
+        let found = |inside: &str| find_without_links(&home, Path::new(inside));
+        assert_eq!(path_of(&found("").unwrap()).unwrap(), home);
+        assert!(is_by_link(&found("work/f/link").unwrap_err()));
         fs::rename(all.join("parent"), all.join("moved")).unwrap();
         symlink(all.join("victim"), all.join("parent")).unwrap();
         assert!(open("work").is_err(), "a part of the root has become a link");

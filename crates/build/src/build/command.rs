@@ -11,16 +11,19 @@ use super::output::{Flow, Output};
 use super::program::{TICK, TICK_IN_A_FLOOD, start_parent};
 use super::{BuildEvent, BuildOptions, OnEvent, Trust};
 use crate::DEFAULT_PATH;
+use rustix::process::geteuid;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_home::beneath;
 use thaw_home::config::{BuildConfig, Egress, EgressRule, FunctionConfig};
 use thaw_home::home::Home;
 use thaw_sandbox::{
@@ -61,6 +64,9 @@ const PASSED_ON: [&str; 8] = [
 const BUILD_PROCESSES: u32 = 1024;
 /// How long an interpreter may take to say where its files are.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How a directory below another one is opened.
+type Opening = fn(&Path, &Path) -> io::Result<File>;
 
 /// Why a command did not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -245,7 +251,8 @@ impl Commands<'_> {
     /// What is written elsewhere, such as in `/tmp`, stays in the sandbox's memory.
     fn mounts(&self, task: &Task<'_>) -> io::Result<Vec<Mount>> {
         let bind = |host: &Path, at: &OsStr, access| {
-            let directory = BoundDirectory::open_with(host, access, &self.policy(host))?;
+            let found = self.reach(host, beneath::find_without_links)?;
+            let directory = BoundDirectory::of_opened(found.into(), access, &self.policy(host))?;
             Ok::<_, io::Error>(Mount { at: at.into(), kind: MountKind::Bind(directory) })
         };
         let home = self.kept("home")?;
@@ -254,6 +261,50 @@ impl Commands<'_> {
             mounts.push(bind(directory, directory.as_os_str(), *access)?);
         }
         Ok(mounts)
+    }
+
+    /// Opens a directory of this build: one that is kept from build to build, or one of the function's.
+    ///
+    /// # Errors
+    /// There is a link in the place of a part of its path, or it is kept and belongs to a third user.
+    pub fn open(&self, directory: &Path) -> io::Result<File> {
+        self.reach(directory, beneath::open_without_links)
+    }
+
+    /// Opens a directory of this build, whose path had no links when the build began: those of the
+    /// author's and of the home's were followed then. Root may build for others, who could put a link in
+    /// the place of a part of the path at any time, so none is followed now.
+    fn reach(&self, directory: &Path, open: Opening) -> io::Result<File> {
+        let work = self.home.root().join("work");
+        let is_kept = directory.starts_with(&work);
+        let root = if is_kept { self.home.root() } else { Path::new("/") };
+        let inside = directory.strip_prefix(root).map_err(io::Error::other)?;
+        let opened = open(root, inside).map_err(|error| match beneath::is_by_link(&error) {
+            true => io::Error::other(format!(
+                "a link has taken the place of a part of {}, and no build goes through it: put the \
+                 directory back",
+                directory.display()
+            )),
+            false => io::Error::new(error.kind(), format!("{}: {error}", directory.display())),
+        })?;
+        if is_kept {
+            self.check_owner(&opened, directory)?;
+        }
+        Ok(opened)
+    }
+
+    /// Refuses a directory of somebody who is neither the home's owner nor this user.
+    fn check_owner(&self, opened: &File, directory: &Path) -> io::Result<()> {
+        let home = beneath::find_without_links(self.home.root(), Path::new(""))?.metadata()?.uid();
+        let owner = opened.metadata()?.uid();
+        match owner == home || owner == geteuid().as_raw() {
+            true => Ok(()),
+            false => Err(io::Error::other(format!(
+                "{} belongs to user {owner}, and {} to user {home}: remove it, and build again",
+                directory.display(),
+                self.home.root().display()
+            ))),
+        }
     }
 
     /// A directory of the function that is kept from build to build.
@@ -287,7 +338,7 @@ impl Commands<'_> {
     }
 
     /// The operator's search path as far as the sandbox sees it, then the usual one.
-    fn search_path(&self) -> OsString {
+    pub fn search_path(&self) -> OsString {
         let own = std::env::var_os("PATH").unwrap_or_default();
         let is_seen = |directory: &PathBuf| {
             let mut tools = TOOLS.iter().map(Path::new).chain(self.tools());
@@ -384,5 +435,102 @@ pub(super) fn note_denials(events: &EgressEvents, rules: &str, on_event: &mut On
     }
     for failure in &events.failures {
         on_event(BuildEvent::Note(&format!("could not look up {failure}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{chown, symlink};
+
+    /// Directories of a build that root makes for the owner of the home.
+    struct Place {
+        all: tempfile::TempDir,
+        home: Home,
+        config: FunctionConfig,
+        options: BuildOptions,
+    }
+
+    impl Place {
+        fn new() -> Self {
+            let all = tempfile::tempdir().unwrap();
+            let path = all.path().canonicalize().unwrap();
+            for directory in ["home", "up/project", "victim/project", "victim/packages"] {
+                fs::create_dir_all(path.join(directory)).unwrap();
+            }
+            let text = "name = \"f\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 81\n";
+            let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
+            let home = Home::at(path.join("home")).unwrap();
+            Self { all, home, config, options: BuildOptions::default() }
+        }
+
+        fn path(&self, path: &str) -> PathBuf {
+            self.all.path().canonicalize().unwrap().join(path)
+        }
+
+        fn commands(&self) -> Commands<'_> {
+            let (home, config, options) = (&self.home, &self.config, &self.options);
+            Commands { home, directory: Path::new("/"), config, options }
+        }
+
+        /// How many mounts a command has that may write in `directory`, or why it has none.
+        fn mounts(&self, directory: &Path) -> Result<usize, String> {
+            let mounts = self.commands().mounts(&Task {
+                from: "test",
+                arguments: Vec::new(),
+                cwd: Path::new("/"),
+                egress: &[],
+                shown: Vec::new(),
+                bound: vec![(directory, BoundAccess::Write)],
+                timeout: ANSWER_TIMEOUT,
+            });
+            mounts.map(|mounts| mounts.len()).map_err(|error| error.to_string())
+        }
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_part_of_the_path_is_not_followed() {
+        let place = Place::new();
+        let kept = place.home.kept("f", "packages").unwrap();
+        let project = place.path("up/project");
+        assert_eq!((place.mounts(&kept), place.mounts(&project)), (Ok(2), Ok(2)));
+        // After the build has looked at them, as somebody else does who owns what is above.
+        fs::remove_dir(&kept).unwrap();
+        symlink(place.path("victim/packages"), &kept).unwrap();
+        fs::rename(place.path("up"), place.path("away")).unwrap();
+        symlink(place.path("victim"), place.path("up")).unwrap();
+        for directory in [&kept, &project] {
+            let path = directory.display();
+            let refused = format!(
+                "a link has taken the place of a part of {path}, and no build goes through it: put the \
+                 directory back"
+            );
+            assert_eq!(place.mounts(directory), Err(refused));
+        }
+        // The same one level higher, where the home directory of builds lies, too.
+        fs::rename(place.path("home/work"), place.path("home/work-")).unwrap();
+        fs::create_dir_all(place.path("victim/f/home")).unwrap();
+        symlink(place.path("victim"), place.path("home/work")).unwrap();
+        let home = place.path("home/work/f/home");
+        for open in [beneath::find_without_links, beneath::open_without_links] {
+            let refused = place.commands().reach(&home, open).unwrap_err().to_string();
+            assert!(refused.starts_with("a link has taken the place"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn directories_of_a_third_user_are_not_used() {
+        let place = Place::new();
+        let kept = place.home.kept("f", "packages").unwrap();
+        if !geteuid().is_root() {
+            return;
+        }
+        chown(&kept, Some(4711), None).unwrap();
+        assert!(place.mounts(&kept).unwrap_err().contains("belongs to user 4711"));
+        chown(place.home.root(), Some(4711), None).unwrap();
+        // It is the home's owner's then.
+        chown(place.home.root(), Some(4711), None).unwrap();
+        place.commands().open(&kept).unwrap();
     }
 }

@@ -4,6 +4,7 @@
 use super::command::{CommandFailure, Commands, Task};
 use super::ignore::{IgnoreError, Ignored};
 use super::image::Base;
+use super::npm::NpmCi;
 use super::{BuildEvent, BuildOptions, OnEvent, Trust, packages};
 use crate::DEFAULT_PATH;
 use crate::trust::{TrustError, put_trust};
@@ -67,6 +68,13 @@ pub enum ImportFailure {
         /// The file or directory.
         path: PathBuf,
     },
+    /// The root directory of this host, with all that it holds.
+    #[error(
+        "`rootfs` of thaw.toml is `/`, and a build would copy this whole host with its secrets into the \
+         function; have [runtime] collect what the program needs (`include`, `programs`), or name a \
+         directory, a stored root file system or a container image"
+    )]
+    WholeHost,
     /// Something that the configuration names is not there.
     #[error("{} is not there ({error}); correct `{key}` in thaw.toml", path.display())]
     Missing {
@@ -266,9 +274,18 @@ impl<'a> Import<'a> {
         on_event: &mut OnEvent<'_>,
     ) -> Result<(), ImportFailure> {
         let text = thaw_sandbox::escape(command.join(" ").as_bytes());
+        let npm = NpmCi::of(&self.commands, command)?;
+        if npm.as_ref().is_some_and(NpmCi::is_done) {
+            on_event(BuildEvent::Stage("keeping the Node.js packages of the build before"));
+            return Ok(());
+        }
         let settings = self.commands.settings();
         let (program, shown) = self.build_program(&command[0]);
-        on_event(BuildEvent::Stage(&format!("running {text}")));
+        let why = match npm.as_ref().and_then(NpmCi::unknown) {
+            Some(unknown) => format!(" (at every build, since `{}` may change)", escaped(unknown)),
+            None => String::new(),
+        };
+        on_event(BuildEvent::Stage(&format!("running {text}{why}")));
         let task = Task {
             from: "build",
             arguments: [program].into_iter().chain(command[1..].iter().map(Into::into)).collect(),
@@ -278,11 +295,17 @@ impl<'a> Import<'a> {
             bound: vec![(self.directory, BoundAccess::Write)],
             timeout: settings.timeout.0,
         };
-        self.commands.run(&task, on_event).map_err(|failure| ImportFailure::BuildCommand {
+        let begun = npm.as_ref().map_or(Ok(()), NpmCi::begin).map_err(CommandFailure::from);
+        let ran = begun.and_then(|()| self.commands.run(&task, on_event));
+        ran.map_err(|failure| ImportFailure::BuildCommand {
             command: text,
             failure,
             trust: self.trust,
-        })
+        })?;
+        if let Some(npm) = npm {
+            npm.end(on_event);
+        }
+        Ok(())
     }
 
     /// The program of the build command, and what must be shown of the host besides.
@@ -321,6 +344,9 @@ impl<'a> Import<'a> {
             return Ok(StoredRootfs::open(session, index)?.tree()?);
         }
         let named = self.named("rootfs", Path::new(rootfs))?;
+        if named.path == Path::new("/") {
+            return Err(ImportFailure::WholeHost);
+        }
         let mut tree = Tree::new();
         let options = self.import_options(&named);
         self.import(named, Path::new("/"), &options, session, &mut tree, on_event)?;
@@ -464,9 +490,9 @@ impl<'a> Import<'a> {
         }
         let Some(requirements) = &runtime.requirements else { return Ok(None) };
         let requirements = self.named("requirements", requirements)?;
-        let target = packages::install(&self.commands, runtime, &requirements.path, on_event)?;
-        let file = open_plainly("requirements", &target)?;
-        Ok(Some((Named { file, path: target, inside: None }, Readers::ThisProcess)))
+        let (file, path) =
+            packages::install(&self.commands, runtime, &requirements.path, on_event)?;
+        Ok(Some((Named { file, path, inside: None }, Readers::ThisProcess)))
     }
 
     /// Imports one line of `files`.

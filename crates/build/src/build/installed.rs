@@ -1,4 +1,4 @@
-//! Whether the packages that an earlier build has installed are still what `pip` would install.
+//! Whether the packages that an earlier build has installed are still what `pip`, or `npm ci`, would install.
 //!
 //! A stamp beside them holds a hash of all that decides the result and one of what was
 //! installed. It is removed before an installation begins and written when it is complete, so
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use thaw_home::beneath;
 use thaw_home::home::{Home, HomeError};
 
-/// How Thaw has `pip` install: a stamp of another way vouches for nothing.
+/// How Thaw has packages installed: a stamp of another way vouches for nothing.
 const WAY: &str = "1";
 /// Most bytes of a file that is read.
 const FILE_MAX: u64 = 4 << 20;
@@ -65,39 +65,56 @@ impl Inputs {
 
     /// Adds which file a path leads to: a new version of a program is another file.
     pub fn add_program(&mut self, path: &Path) {
+        // A script may start one interpreter today and another one tomorrow.
+        if self.add_file_identity(path) != Some(*b"\x7fELF") {
+            self.doubt(&path.display().to_string());
+        }
+    }
+
+    /// Adds which file a path leads to, whatever is in it; how it begins.
+    pub fn add_file_identity(&mut self, path: &Path) -> Option<[u8; 4]> {
         let found = path.canonicalize().and_then(|real| {
             let (file, is) = open_file(&real)?;
             let mut magic = [0; 4];
-            (&file).read_exact(&mut magic)?;
+            let _ = (&file).read(&mut magic)?;
             let (size, place) = (is.len(), (is.dev(), is.ino()));
             let text = format!("{real:?} {place:?} {size} {} {}", is.mtime(), is.mtime_nsec());
-            Ok((text, &magic == b"\x7fELF"))
+            Ok((text, magic))
         });
-        match found {
-            // A script may start one interpreter today and another one tomorrow.
-            Ok((text, true)) => self.add("interpreter", text),
-            Ok((_, false)) | Err(_) => self.doubt(&path.display().to_string()),
+        let Ok((text, magic)) = found else {
+            self.doubt(&path.display().to_string());
+            return None;
+        };
+        self.add("interpreter", text);
+        Some(magic)
+    }
+
+    /// Adds a file below a directory, if it is there; what is in it.
+    pub fn add_if_there(&mut self, directory: &Path, name: &str, max: u64) -> Option<Vec<u8>> {
+        let path = directory.join(name).display().to_string();
+        let read = beneath::open_directory(directory)
+            .and_then(|directory| beneath::read(&directory, Path::new(name), max));
+        match read {
+            Ok(bytes) => {
+                self.add(&path, &bytes);
+                return Some(bytes);
+            }
+            Err(error)
+                if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {}
+            Err(_) => self.doubt(&path),
         }
+        None
     }
 
     /// Adds a file of settings of `pip`, if it is there.
     pub fn add_settings(&mut self, directory: &Path, name: &str) {
-        let read = beneath::open_directory(directory)
-            .and_then(|directory| beneath::read(&directory, Path::new(name), FILE_MAX));
-        match read {
-            Ok(bytes) => {
-                let text = String::from_utf8_lossy(&bytes).to_lowercase().replace('_', "-");
-                if ["find-links", "constraint", "requirement", "editable", "file:"]
-                    .iter()
-                    .any(|word| text.contains(word))
-                {
-                    self.doubt(name);
-                }
-                self.add(name, &bytes);
-            }
-            Err(error)
-                if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {}
-            Err(_) => self.doubt(name),
+        let Some(bytes) = self.add_if_there(directory, name, FILE_MAX) else { return };
+        let text = String::from_utf8_lossy(&bytes).to_lowercase().replace('_', "-");
+        let names_files = ["find-links", "constraint", "requirement", "editable", "file:"]
+            .iter()
+            .any(|word| text.contains(word));
+        if names_files || has_index_elsewhere(&text) {
+            self.doubt(&directory.join(name).display().to_string());
         }
     }
 
@@ -168,8 +185,7 @@ impl Inputs {
                 "-r" | "--requirement" => included.push((Role::Requirements, value.to_owned())),
                 "-c" | "--constraint" => included.push((Role::Constraints, value.to_owned())),
                 _ if WITH_VALUE.contains(&name) => {}
-                _ if PLACES.contains(&name)
-                    && (value.starts_with("https://") || value.starts_with("http://")) => {}
+                _ if PLACES.contains(&name) && is_address(value) => {}
                 _ => self.doubt(line),
             }
         }
@@ -205,7 +221,8 @@ impl Inputs {
         self.is_pinned
     }
 
-    fn hash(&self) -> String {
+    /// Of all that decides.
+    pub fn hash(&self) -> String {
         self.hasher.finalize().to_hex().to_string()
     }
 }
@@ -255,6 +272,30 @@ fn kind_of(line: &str) -> Kind {
     }
 }
 
+/// Whether settings of `pip`, in small letters, name an index that is no address: `index-url` may be a
+/// directory. Values go on in lines that begin with a space, also behind empty ones, where keys may
+/// stand, too (configparser).
+fn has_index_elsewhere(text: &str) -> bool {
+    let mut is_index = false;
+    text.lines().any(|line| {
+        let mut value = line.trim();
+        if value.is_empty() || value.starts_with(['#', ';']) {
+            return false;
+        }
+        let (key, rest) = value.split_once(['=', ':']).unwrap_or((value, ""));
+        if key.contains("index-url") || key.contains("pypi-url") {
+            (is_index, value) = (true, rest);
+        } else if !line.starts_with(char::is_whitespace) {
+            is_index = false;
+        }
+        is_index && !value.split_whitespace().all(is_address)
+    })
+}
+
+fn is_address(place: &str) -> bool {
+    place.starts_with("https://") || place.starts_with("http://")
+}
+
 /// The lines of a requirements file without comments; a line that ends in `\` goes on.
 fn logical_lines(text: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
@@ -282,9 +323,9 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// That of a function.
-    pub fn of(home: &Home, function: &str) -> Result<Self, HomeError> {
-        Ok(Self { path: home.work(function)?.join("packages.stamp") })
+    /// That of a function for packages of one kind.
+    pub fn of(home: &Home, function: &str, kind: &str) -> Result<Self, HomeError> {
+        Ok(Self { path: home.work(function)?.join(format!("{kind}.stamp")) })
     }
 
     /// Whether what lies in `target` is whole, and what `inputs` would install again.
@@ -316,8 +357,16 @@ impl Stamp {
         }
     }
 
-    /// Vouches for what lies in `target`, if that can be known later.
+    /// Vouches for what lies in `target`, if that can be known later. If it fails, nothing is vouched for.
     pub fn write(&self, home: &Home, inputs: &Inputs, target: &Path) -> io::Result<()> {
+        let written = self.try_write(home, inputs, target);
+        if written.is_err() {
+            let _ = self.remove(home);
+        }
+        written
+    }
+
+    fn try_write(&self, home: &Home, inputs: &Inputs, target: &Path) -> io::Result<()> {
         if inputs.unknown.is_some() {
             return Ok(());
         }
@@ -483,7 +532,7 @@ mod tests {
         let all = tempfile::tempdir().unwrap();
         let home = Home::at(all.path()).unwrap();
         let target = home.kept("f", "packages").unwrap();
-        let stamp = Stamp::of(&home, "f").unwrap();
+        let stamp = Stamp::of(&home, "f", "packages").unwrap();
         fs::create_dir(target.join("pkg")).unwrap();
         fs::write(target.join("pkg/a.py"), "1").unwrap();
         let mut inputs = Inputs::new();
@@ -545,5 +594,21 @@ mod tests {
         let mirror = hash(Some("[global]\nindex-url = https://example.org/simple\n"));
         assert!(!mirror.1 && mirror != none);
         assert!(hash(Some("[install]\nfind-links = /srv\n")).1);
+        for (is_doubted, text) in [
+            (false, "[global]\nindex-url: https://example.org/simple\n"),
+            (
+                false,
+                "[global]\nextra-index-url =\n    http://a/simple\n    # mirror\n    https://b/\n",
+            ),
+            (false, "[global]\n# index-url = /srv/index\nindex-url = https://a/\ntimeout = 60\n"),
+            (true, "[global]\nindex-url = /srv/index\n"),
+            (true, "[global]\n  timeout = 60\n  index-url = /srv/index\n"),
+            (true, "[global]\nIndex_URL: ../index\n"),
+            (true, "[global]\n--index-url = file:///srv/index\n"),
+            (true, "[install]\nextra-index-url = https://a/\n\t/srv/index\n"),
+            (true, "[install]\nextra-index-url =\n    https://a/\n\n    ~/index\n"),
+        ] {
+            assert_eq!(hash(Some(text)).1, is_doubted, "{text}");
+        }
     }
 }

@@ -20,6 +20,7 @@ mod installed;
 #[cfg(test)]
 mod java_classes;
 mod locked;
+mod npm;
 mod output;
 mod packages;
 mod poetry;
@@ -146,7 +147,7 @@ pub struct BuildOptions {
     pub wanted: Option<Arc<AtomicBool>>,
 }
 
-/// Whether Python packages that an earlier build has installed are used again, if the same are wanted.
+/// Whether packages of Python or npm that an earlier build has installed are used again, if the same are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Packages {
     /// They are.

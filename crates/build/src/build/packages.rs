@@ -13,9 +13,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use thaw_home::beneath;
 use thaw_home::config::{EgressRule, RuntimeConfig};
+use thaw_home::home::Home;
 use thaw_sandbox::BoundAccess;
 use thaw_store::collect::{Question, ask_on_host};
 
+/// What the stamp of these packages is called, and the directory where they lie.
+const KIND: &str = "packages";
 /// The file that describes a project.
 const PYPROJECT: &str = "pyproject.toml";
 /// Most bytes of one that are read.
@@ -34,30 +37,28 @@ pub(super) fn alone(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Option<File>, ImportFailure> {
     let work = commands.home.work(commands.config.name.as_str())?;
-    let root = commands.home.root();
-    let open = || {
-        let inside = work.strip_prefix(root).map_err(io::Error::other)?;
-        beneath::open_without_links(root, inside)
-    };
+    let open = || commands.open(&work);
     Ok(super::alone_in(&work, open, on_event))
 }
 
 /// Installs what `requirements` names; the directory that has it then, which is kept
-/// from build to build. Where `pip` would do again what it did before, it does not run.
+/// from build to build, with its path. Where `pip` would do again what it did before, it does not run.
 pub(super) fn install(
     commands: &Commands<'_>,
     runtime: &RuntimeConfig,
     requirements: &Path,
     on_event: &mut OnEvent<'_>,
-) -> Result<PathBuf, ImportFailure> {
+) -> Result<(File, PathBuf), ImportFailure> {
     let failed = |failure| ImportFailure::Pip {
         requirements: requirements.to_owned(),
         failure,
         trust: commands.options.trust,
     };
     let io_failed = |error: io::Error| failed(error.into());
-    let target = commands.kept("packages").map_err(io_failed)?;
-    let stamp = Stamp::of(commands.home, commands.config.name.as_str())?;
+    let target = commands.kept(KIND).map_err(io_failed)?;
+    let opened = commands.open(&target).map_err(io_failed)?;
+    let installed = beneath::place_of(&opened);
+    let stamp = Stamp::of(commands.home, commands.config.name.as_str(), KIND)?;
     let mut interpreter = interpreter(commands, runtime).map_err(io_failed)?;
     if !requirements.starts_with(commands.directory) {
         interpreter.shown.push(requirements.to_owned());
@@ -73,7 +74,8 @@ pub(super) fn install(
         None => wanted(commands, requirements, &mut inputs, on_event)?,
     };
     add_surroundings(commands, &interpreter, &mut inputs).map_err(io_failed)?;
-    if commands.options.packages == Packages::Kept && stamp.vouches(commands.home, &inputs, &target)
+    if commands.options.packages == Packages::Kept
+        && stamp.vouches(commands.home, &inputs, &installed)
     {
         on_event(BuildEvent::Stage("keeping the Python packages of the build before"));
         if !inputs.is_pinned() {
@@ -82,7 +84,7 @@ pub(super) fn install(
                  installs the newest that the requirements allow",
             ));
         }
-        return Ok(target);
+        return Ok((opened, target));
     }
     let stage = match inputs.unknown() {
         None => "installing Python packages".to_owned(),
@@ -93,9 +95,9 @@ pub(super) fn install(
     };
     on_event(BuildEvent::Stage(&stage));
     stamp.remove(commands.home).map_err(io_failed)?;
-    empty(commands, &target).map_err(io_failed)?;
+    empty(&installed).map_err(io_failed)?;
     if wanted.is_empty() {
-        return Ok(target);
+        return Ok((opened, target));
     }
     let settings = commands.settings();
     let index: Vec<EgressRule> =
@@ -122,8 +124,8 @@ pub(super) fn install(
         timeout: settings.timeout.0,
     };
     commands.run(&task, on_event).map_err(failed)?;
-    stamp.write(commands.home, &inputs, &target).map_err(io_failed)?;
-    Ok(target)
+    vouch(&stamp, commands.home, &inputs, &installed, on_event);
+    Ok((opened, target))
 }
 
 /// Adds what decides besides the requirements: the interpreter, settings of `pip`, and where it
@@ -143,9 +145,11 @@ fn add_surroundings(
         inputs.add("tools", tools.as_os_str().as_bytes());
     }
     let mut homes = vec![commands.kept("home")?];
+    let mut places = Vec::new();
     if commands.options.trust == Trust::Trusted {
         inputs.add("trust", "host");
         homes = std::env::home_dir().into_iter().collect();
+        places = places_of_settings(commands.directory, |name| std::env::var_os(name));
         for (name, value) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
             let is_place =
@@ -161,6 +165,9 @@ fn add_surroundings(
         inputs.add_settings(&home, ".config/pip/pip.conf");
         inputs.add_settings(&home, ".pip/pip.conf");
     }
+    for place in places {
+        inputs.add_settings(&place, "pip/pip.conf");
+    }
     inputs.add_settings(Path::new("/etc"), "pip.conf");
     inputs.add_settings(Path::new("/etc"), "xdg/pip/pip.conf");
     for prefix in &interpreter.shown {
@@ -170,6 +177,37 @@ fn add_surroundings(
         }
     }
     Ok(())
+}
+
+/// Where `pip` finds settings on this host by variables of the XDG Base Directory Specification; relative
+/// ones are meant from where it runs.
+fn places_of_settings(
+    directory: &Path,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Vec<PathBuf> {
+    let own = variable("XDG_CONFIG_HOME").into_iter().map(PathBuf::from);
+    let all = variable("XDG_CONFIG_DIRS").unwrap_or_default();
+    own.chain(std::env::split_paths(&all))
+        .filter(|place| !place.as_os_str().is_empty())
+        .map(|place| directory.join(place))
+        .collect()
+}
+
+/// Vouches for what was installed. Where that cannot be looked at, the build goes on all the same, and
+/// the next one has it installed again.
+fn vouch(
+    stamp: &Stamp,
+    home: &Home,
+    inputs: &Inputs,
+    installed: &Path,
+    on_event: &mut OnEvent<'_>,
+) {
+    if let Err(error) = stamp.write(home, inputs, installed) {
+        on_event(BuildEvent::Note(&format!(
+            "the Python packages are installed, but cannot be looked at ({error}): the next build \
+             installs them again"
+        )));
+    }
 }
 
 /// Arguments of `pip` that say what to install: a requirements file, or the dependencies of the
@@ -258,12 +296,9 @@ fn locked(commands: &Commands<'_>, file: LockFile, path: &Path) -> Result<Locked
 
 /// Removes what builds before have installed: the requirements name all that is there. Files of
 /// it may be root's, whoever owns the home; so they are removed with all rights, but only below the
-/// home, wherever its owner has put links.
-fn empty(commands: &Commands<'_>, target: &Path) -> io::Result<()> {
-    let home = commands.home.root();
-    let inside = target.strip_prefix(home).map_err(io::Error::other)?;
-    let directory = beneath::open_without_links(home, inside)?;
-    for entry in fs::read_dir(beneath::place_of(&directory))? {
+/// open directory that `installed` stands for, wherever the home's owner has put links.
+fn empty(installed: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(installed)? {
         let entry = entry?;
         match entry.file_type()?.is_dir() {
             true => fs::remove_dir_all(entry.path())?,
@@ -326,4 +361,46 @@ fn interpreter(commands: &Commands<'_>, runtime: &RuntimeConfig) -> io::Result<I
     // The whole host is nobody's installation.
     let shown = paths.filter(|path| path.components().count() > 1).collect();
     Ok(Interpreter { program: program.into(), shown })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_that_cannot_be_listed_fail_no_build() {
+        let all = tempfile::tempdir().unwrap();
+        let home = Home::at(all.path()).unwrap();
+        let target = home.kept("f", "packages").unwrap();
+        let stamp = Stamp::of(&home, "f", KIND).unwrap();
+        let inputs = Inputs::new();
+        let vouched = |path: &Path| {
+            let mut notes = Vec::new();
+            vouch(&stamp, &home, &inputs, path, &mut |event| {
+                if let BuildEvent::Note(note) = event {
+                    notes.push(note.to_owned());
+                }
+            });
+            (notes, stamp.vouches(&home, &inputs, &target))
+        };
+        assert_eq!(vouched(&target), (Vec::new(), true));
+        // What was written before vouches for nothing any more.
+        let (notes, is_vouched) = vouched(&target.join("none"));
+        assert!(notes[0].contains("the next build installs them again"), "{notes:?}");
+        assert_eq!((notes.len(), is_vouched), (1, false));
+    }
+
+    #[test]
+    fn settings_are_looked_for_where_variables_say() {
+        let places = |own: &str, all: &str| {
+            places_of_settings(Path::new("/f"), |name| match name {
+                "XDG_CONFIG_HOME" => Some(own.into()),
+                "XDG_CONFIG_DIRS" => Some(all.into()),
+                _ => None,
+            })
+        };
+        assert_eq!(places("", ""), Vec::<PathBuf>::new());
+        let all = ["/own", "/f/x", "/etc/xdg"].map(PathBuf::from);
+        assert_eq!(places("/own", "x::/etc/xdg"), all);
+    }
 }

@@ -79,8 +79,8 @@ pub struct Arguments {
     /// (docs/uniqueness.md).
     #[arg(long)]
     no_compare: bool,
-    /// Install the Python packages anew, also if the requirements are those of the build before:
-    /// the newest versions that they allow.
+    /// Install the packages of Python and npm anew, also if the same are wanted as in the build before:
+    /// of Python the newest versions that the requirements allow.
     #[arg(long)]
     fresh_packages: bool,
     /// Say how long each stage took.

@@ -70,7 +70,26 @@ impl BoundDirectory {
     /// # Errors
     /// See [`HostDirectory::open_with`].
     pub fn open_with(path: &Path, access: BoundAccess, policy: &HostPolicy) -> io::Result<Self> {
-        let directory = HostDirectory::open_with(path, policy)?;
+        Self::of_directory(HostDirectory::open_with(path, policy)?, access, policy)
+    }
+
+    /// The same for a directory that the caller has found, wherever its path leads now.
+    ///
+    /// # Errors
+    /// See [`HostDirectory::of_opened`].
+    pub fn of_opened(
+        directory: OwnedFd,
+        access: BoundAccess,
+        policy: &HostPolicy,
+    ) -> io::Result<Self> {
+        Self::of_directory(HostDirectory::of_opened(directory, policy)?, access, policy)
+    }
+
+    fn of_directory(
+        directory: HostDirectory,
+        access: BoundAccess,
+        policy: &HostPolicy,
+    ) -> io::Result<Self> {
         let served_as = Ids::served_as(&directory, policy)?;
         Ok(Self { directory: Arc::new(directory), access, served_as })
     }

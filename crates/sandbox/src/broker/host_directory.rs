@@ -121,7 +121,15 @@ impl HostDirectory {
     /// It cannot be opened, or is of a kind that sandboxes do not see.
     pub fn open_with(path: &Path, policy: &HostPolicy) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = open(path, flags, Mode::empty())?;
+        Self::of_opened(open(path, flags, Mode::empty())?, policy)
+    }
+
+    /// The same for a directory that the caller has found; a descriptor that stands for it (`O_PATH`)
+    /// is enough.
+    ///
+    /// # Errors
+    /// It is of a kind that sandboxes do not see.
+    pub fn of_opened(root: OwnedFd, policy: &HostPolicy) -> io::Result<Self> {
         let mounts = Mounts::of_this_process()?;
         let hidden = Hidden::new(&policy.hidden);
         let found = look(root.as_fd(), c"")?;

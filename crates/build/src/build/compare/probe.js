@@ -131,6 +131,22 @@ class KeptTimes {
   }
 }
 
+// Whether a file of the program or of a library, as far as they are loaded, names Math.random. An
+// engine without an inspector cannot tell.
+function drawsFromMath() {
+  try {
+    const inspector = new Inspector();
+    const names = ([scriptId, url]) => {
+      if (/^node:|^\/\.thaw-probe\//.test(url)) return false;
+      const { scriptSource } = inspector.post('Debugger.getScriptSource', { scriptId });
+      return /\bMath\b/.test(scriptSource) && /\brandom\b/.test(scriptSource);
+    };
+    return [...inspector.scripts].some(names);
+  } catch {
+    return true;
+  }
+}
+
 function isClass({ type, description }) {
   return type === 'function' && description?.startsWith('class');
 }
@@ -150,7 +166,7 @@ if (process.env.THAW_PROBE_SEEDED !== undefined) {
 }
 process.on('SIGPWR', () => {
   const lines = [
-    `Math.random=${Math.random()}`,
+    ...(drawsFromMath() ? [`Math.random=${Math.random()}`] : []),
     // Keeps a store of numbers that it has drawn ahead.
     `crypto.randomUUID=${require('node:crypto').randomUUID()}`,
   ];

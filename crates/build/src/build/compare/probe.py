@@ -1,6 +1,7 @@
 # Loaded by the interpreter when it starts, for a build that compares two copies: at SIGPWR it
 # draws from every generator that the program has, and says what came and which times the program
 # keeps.
+import gc
 import os
 import signal
 import sys
@@ -10,7 +11,10 @@ _HERE = "/.thaw-probe"
 _BEGAN = int(time.time())
 _LINES_MAX = 64
 _UNITS = (1, 1000, 1000000, 1000000000)
-_LIBRARIES = (os.path.dirname(os.__file__) + "/", "/opt/packages/", _HERE)
+_STANDARD = os.path.dirname(os.__file__) + "/"
+_LIBRARIES = (_STANDARD, "/opt/packages/", _HERE)
+# Objects that the collector of garbage does not show.
+_HIDDEN = gc.get_freeze_count()
 
 
 def _is(value, kind):
@@ -18,12 +22,54 @@ def _is(value, kind):
     return issubclass(type(value), kind)
 
 
+def _is_of_python(path):
+    # Whether a file is the standard library's, whose own use of random decides nothing that lasts.
+    if type(path) is not str or path.startswith("<frozen "):
+        return True
+    path = os.path.abspath(path)
+    is_library = "/site-packages/" in path or "/dist-packages/" in path
+    return path.startswith((_STANDARD, _HERE)) and not is_library
+
+
+def _names_random(code):
+    # Whether code of a function, or of one within it, names something `random`: it may import it.
+    if "random" in code.co_names:
+        return True
+    return any(_names_random(inner) for inner in code.co_consts if type(inner) is type(code))
+
+
+def _refers_to_random(module):
+    # Whether a module of the program, or of a library, has it, or a method of its one generator.
+    inner = module.__dict__
+    if inner.get("__name__") != "__main__" and _is_of_python(inner.get("__file__")):
+        return False
+    random = sys.modules["random"]
+    bound = (type(random.choice), type(random.random))
+    return any(
+        value is random or type(value) in bound and value.__self__ is random._inst
+        for value in list(inner.values())
+    )
+
+
+def _draws_from_random():
+    # The standard library loads the module for itself.
+    if gc.get_freeze_count() != _HIDDEN:
+        return True
+    modules = [module for module in list(sys.modules.values()) if _is(module, type(sys))]
+    if any(_refers_to_random(module) for module in modules):
+        return True
+    return any(
+        not _is_of_python(item.__code__.co_filename) and _names_random(item.__code__)
+        for item in gc.get_objects()
+        if type(item) is type(_answer)
+    )
+
+
 def _drawn():
     random = sys.modules.get("random")
     if random is not None:
-        yield "the module random=%r" % random.random()
-        import gc
-
+        if _draws_from_random():
+            yield "the module random=%r" % random.random()
         own = getattr(random, "_inst", None)
         found = [
             item
