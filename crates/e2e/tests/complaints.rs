@@ -8,7 +8,7 @@ use std::path::Path;
 use tempfile::TempDir;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, User, built_home, free_port, get, has_controller,
-    python, run, skip, thaw, wait_until,
+    command, python, run, skip, thaw, wait_until,
 };
 
 const SERVE: &str = "import http.server\n\
@@ -268,6 +268,49 @@ fn memory_that_is_refused_to_a_copy_stands_in_the_daemons_log() {
                     thaw.toml, which is 64MiB; raise that";
     wait_until("both copies have said so", || daemon.log().matches(expected).count() >= 2);
     assert_eq!(daemon.log().matches(expected).count(), 2, "{}", daemon.log());
+    // And in the function's, where its author looks.
+    let expected = "an allocation of 400.0MiB was refused: it is more than `limits.memory` of 64MiB; \
+                    raise that in thaw.toml";
+    let said = || log_of(&daemon, "complaining").matches(expected).count();
+    wait_until("the function's log has both", || said() >= 2);
+    assert_eq!(said(), 2, "{}", log_of(&daemon, "complaining"));
+}
+
+/// What `thaw logs` shows of a function.
+fn log_of(daemon: &Daemon, function: &str) -> String {
+    command(daemon, &["logs", function]).success()
+}
+
+/// Once for the function, however many copies look for it, and nothing of one that is there.
+#[test]
+fn a_program_that_a_request_misses_stands_in_the_functions_log() {
+    let serve = "import http.server, subprocess, sys\n\
+        TRIES = [['gitt', 'log'], ['/usr/bin/gitt2'], ['/opt/a\\x1bb'], ['./tool']]\n\
+        class Handler(http.server.SimpleHTTPRequestHandler):\n    \
+        def do_GET(self):\n        \
+        for tried in TRIES * 2:\n            \
+        try: subprocess.run(tried)\n            \
+        except OSError: pass\n        \
+        found = subprocess.run(['python3', '-c', 'print(\"found\")']).returncode\n        \
+        self.send_error(404 if found == 0 else 500)\n\
+        http.server.HTTPServer(('', 8000), Handler).serve_forever()\n";
+    let function = Complaining::python(serve, "port = 8000");
+    let home = built_home("complaints-missing", &[]);
+    function.build(&home, &[]).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for _ in 0..3 {
+        assert_eq!(get(daemon.gateway(), "complaining", "/").status, 404);
+    }
+    let said = |name: &str, advice: &str| {
+        let text = format!("it wanted to run {name}, which does not exist in the sandbox; {advice}");
+        wait_until("it is said", || log_of(&daemon, "complaining").contains(&text));
+    };
+    said("gitt", "if it needs that, add \"gitt\" to `programs` in [runtime] of thaw.toml");
+    said("/usr/bin/gitt2", "if it needs that, add \"gitt2\" to `programs`");
+    said("/opt/a\\x1bb", "if it needs that, add it to `programs` in [runtime] of thaw.toml");
+    said("./tool", "if it needs that, check the path, and `files` in thaw.toml");
+    let log = log_of(&daemon, "complaining");
+    assert_eq!(log.matches("it wanted to run").count(), 4, "{log}");
 }
 
 #[test]

@@ -478,6 +478,7 @@ async fn attend(
                 | Event::Losses(_)
                 | Event::Written(_)
                 | Event::Denied(_)
+                | Event::Lacks(_)
                 | Event::Remote(_)
                 | Event::ConnectionClosed { .. },
             ) => {}
