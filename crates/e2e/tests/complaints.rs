@@ -75,6 +75,15 @@ fn who_listens_elsewhere_without_a_timer_is_not_waited_for() {
     assert!(complaint.contains(expected), "{complaint}");
 }
 
+/// The same for one that listens nowhere.
+#[test]
+fn who_waits_for_nothing_is_not_waited_for() {
+    let function = Complaining::python("import threading; threading.Event().wait()\n", "port = 8000");
+    let complaint = function.complaint(&["--timeout", "10h"]);
+    let expected = "it listens on no port, and waits for something else (no timer is to wake it)";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
 /// Somebody who has given it a long time hears of it before that is over.
 #[test]
 fn a_program_that_seems_to_listen_elsewhere_is_waited_for_with_a_note() {
@@ -142,6 +151,11 @@ fn what_a_program_waits_for_instead_is_said() {
     let function = Complaining::python("import time; time.sleep(100)\n", "port = 8000");
     let complaint = function.complaint(&["--timeout", "15s"]);
     assert!(complaint.contains("it listens on no port, and waits for something"), "{complaint}");
+    // Before that is over, too.
+    let note = "the program does not wait for a client on port 8000 yet: it listens on no port, and waits \
+                for something else (a timer is to wake it); ";
+    assert_eq!(complaint.matches(note).count(), 1, "{complaint}");
+    assert!(complaint.contains("; it has 15 s in all"), "{complaint}");
     let function = Complaining::python("while True: pass\n", "port = 8000");
     let complaint = function.complaint(&["--timeout", "3s"]);
     assert!(complaint.contains("it listens on no port yet, and its thread"), "{complaint}");
