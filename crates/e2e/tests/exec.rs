@@ -233,7 +233,12 @@ fn processes_go_on_without_anybody_and_are_found_again() {
     let attached = ok(&home, &["sandbox", "attach", "one", id.trim()]);
     assert_eq!(attached, "begun\nended\n");
     let busy = ok(&home, &["exec", "-d", "one", "--", "sleep", "1000"]);
-    assert!(ok(&home, &["sandbox", "logs", "one", "--list"]).contains(busy.trim()));
+    let listed = ok(&home, &["sandbox", "logs", "one", "--list"]);
+    let is_its = |line: &&str| line.split_whitespace().next() == Some(busy.trim());
+    let line = listed.lines().find(is_its).expect("it is listed");
+    assert!(line.contains("running as ") && line.ends_with("sleep 1000"), "{listed}");
+    let json = ok(&home, &["sandbox", "logs", "one", "--list", "--json"]);
+    assert!(json.starts_with('[') && json.contains(busy.trim()), "{json}");
 }
 
 /// A process that has just begun is not as old as the image of its sandbox (proc_pid_stat(5),
