@@ -11,6 +11,7 @@ mod unix_transport;
 mod verbs;
 
 use clap::Parser;
+use failure::harmless;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -39,13 +40,6 @@ fn main() -> ExitCode {
             failure.exit_code()
         }
     }
-}
-
-/// A message without what a terminal would act on: it may repeat what the author of a
-/// function wrote, or what a program printed.
-fn harmless(message: &str) -> String {
-    let lines = message.split('\n').map(|line| thaw_sandbox::escape(line.as_bytes()));
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The crates of the host side that say something.
