@@ -73,3 +73,16 @@ fn start_logging(verbose: u8) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_names_all_that_say_something() {
+        let readme = include_str!("../README.md");
+        let missing: Vec<_> =
+            SPEAKERS.iter().filter(|name| !readme.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}
