@@ -7,8 +7,8 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use tempfile::TempDir;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, User, built_home, free_port, get, has_controller,
-    command, python, run, skip, thaw, wait_until,
+    Daemon, DaemonOptions, Function, Outcome, User, built_home, command, free_port, get,
+    has_controller, python, run, skip, thaw, wait_until,
 };
 
 const SERVE: &str = "import http.server\n\
@@ -78,7 +78,8 @@ fn who_listens_elsewhere_without_a_timer_is_not_waited_for() {
 /// The same for one that listens nowhere.
 #[test]
 fn who_waits_for_nothing_is_not_waited_for() {
-    let function = Complaining::python("import threading; threading.Event().wait()\n", "port = 8000");
+    let function =
+        Complaining::python("import threading; threading.Event().wait()\n", "port = 8000");
     let complaint = function.complaint(&["--timeout", "10h"]);
     let expected = "it listens on no port, and waits for something else (no timer is to wake it)";
     assert!(complaint.contains(expected), "{complaint}");
@@ -316,7 +317,8 @@ fn a_program_that_a_request_misses_stands_in_the_functions_log() {
         assert_eq!(get(daemon.gateway(), "complaining", "/").status, 404);
     }
     let said = |name: &str, advice: &str| {
-        let text = format!("it wanted to run {name}, which does not exist in the sandbox; {advice}");
+        let text =
+            format!("it wanted to run {name}, which does not exist in the sandbox; {advice}");
         wait_until("it is said", || log_of(&daemon, "complaining").contains(&text));
     };
     said("gitt", "if it needs that, add \"gitt\" to `programs` in [runtime] of thaw.toml");

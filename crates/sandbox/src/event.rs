@@ -4,8 +4,9 @@ use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
     ACTIVITY_NAMES_MAX, Activity, Awake as AwakeMessage, ConnectionClosed, DENIALS_AT_ONCE_MAX,
     DENIED_NAME_MAX, DeniedWay, Described, EntryPoint, Exit, LACK_FILE_ROOM, LACK_MEMORY,
-    LACK_NAME_MAX, LACK_PROGRAM, Lack as LackMessage, Losses, MSG_ACTIVITY, MSG_AWAKE, MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DENIED, MSG_DESCRIBED, MSG_ENTRY_POINT,
-    MSG_EXIT, MSG_FAILED, MSG_HIBERNATED, MSG_LACKS, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
+    LACK_NAME_MAX, LACK_PROGRAM, Lack as LackMessage, Losses, MSG_ACTIVITY, MSG_AWAKE, MSG_BIND,
+    MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DENIED, MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT,
+    MSG_FAILED, MSG_HIBERNATED, MSG_LACKS, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
     MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MSG_WRITTEN,
     MessageHeader, Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
 };
@@ -455,8 +456,8 @@ mod tests {
             let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             if len >= 16 && next() % 4 != 0 {
                 let kinds = [
-                    95, 102, 103, 104, 105, 106, 120, 121, 122, 142, 180, 181, 182, 183, 184, 185, 201,
-                    202, 203, 204, 205, 221, 231, 241, 242,
+                    95, 102, 103, 104, 105, 106, 120, 121, 122, 142, 180, 181, 182, 183, 184, 185,
+                    201, 202, 203, 204, 205, 221, 231, 241, 242,
                 ];
                 let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];
                 bytes[..4].copy_from_slice(&kind.to_le_bytes());

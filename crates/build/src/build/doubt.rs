@@ -161,9 +161,9 @@ impl Doubt {
             // It is about to come to its entry point, or something holds that back.
             (true, _, 0) => return self.is_well(),
             (true, _, _) => Reason::Restless { name, process, calls },
-            (false, true, 0) => {
-                Reason::Nowhere { timers: activity.as_ref().map(|activity| activity.numbers.timers) }
-            }
+            (false, true, 0) => Reason::Nowhere {
+                timers: activity.as_ref().map(|activity| activity.numbers.timers),
+            },
             (false, true, _) => Reason::Busy { name, process },
             (false, false, _) => Reason::Elsewhere(ports),
         };

@@ -66,7 +66,8 @@ fn way(look: &Look, language: Language) -> Option<Way> {
         let text = look.source(&below(place, CMAKE))?;
         (!executables(&text).is_empty()).then_some(Way::Cmake(place, text))
     });
-    let make = || look.first_of(&MAKEFILES).and_then(|name| Some(Way::Make(name, look.source(name)?)));
+    let make =
+        || look.first_of(&MAKEFILES).and_then(|name| Some(Way::Make(name, look.source(name)?)));
     cmake.or_else(make).or_else(|| only_file(look, language).map(Way::Compiler))
 }
 
@@ -86,9 +87,9 @@ fn endings(language: Language) -> &'static [&'static str] {
 
 /// Names and texts of all sources.
 fn sources(look: &Look, language: Language) -> Vec<(String, String)> {
-    let places = PLACES.into_iter().filter_map(|place| {
-        Some((place, Look::at(&look.directory().join(place)).ok()?))
-    });
+    let places = PLACES
+        .into_iter()
+        .filter_map(|place| Some((place, Look::at(&look.directory().join(place)).ok()?)));
     let of_place = |(place, look): (&str, Look)| {
         let all = endings(language).iter().flat_map(move |ending| look.sources(ending));
         all.map(|(name, text)| (below(place, &name), text)).collect::<Vec<_>>()
@@ -120,9 +121,8 @@ fn read_cmake(project: &mut Project, place: &str, text: &str) {
 /// The programs that a `CMakeLists.txt` makes.
 fn executables(text: &str) -> Vec<String> {
     let find = |pattern: &str| Regex::new(pattern).expect("it is one");
-    let own = find(r"(?im)^\s*project\s*\(\s*([\w.+-]+)")
-        .captures(text)
-        .map(|found| found[1].to_owned());
+    let own =
+        find(r"(?im)^\s*project\s*\(\s*([\w.+-]+)").captures(text).map(|found| found[1].to_owned());
     let all = find(r"(?im)^\s*add_executable\s*\(\s*([\w.+${}-]+)");
     let names = all.captures_iter(text).filter_map(|found| match &found[1] {
         "${PROJECT_NAME}" | "${CMAKE_PROJECT_NAME}" => own.clone(),
@@ -157,7 +157,9 @@ fn program_of(text: &str) -> Option<String> {
         let is_other = ["all", "clean", "install", "test"].contains(&name.as_str());
         // Below the directory, as `make` is run in it.
         let is_inside = !name.starts_with('/') && !name.split('/').any(|part| part == "..");
-        is_inside && !is_other && ![".o", ".a", ".so", ".c", ".h"].iter().any(|end| name.ends_with(end))
+        is_inside
+            && !is_other
+            && ![".o", ".a", ".so", ".c", ".h"].iter().any(|end| name.ends_with(end))
     };
     names.into_iter().find_map(|pattern| {
         let pattern = Regex::new(pattern).expect("it is one");
@@ -175,7 +177,10 @@ mod tests {
     fn makefiles_name_their_program() {
         for (text, expected) in [
             ("all: server client\n\nserver: a.o\n\tcc -o server a.o\n", Some("server")),
-            ("TARGET := bin/web\nall: $(TARGET)\n$(TARGET): a.c\n\t$(CC) -o $@ $^\n", Some("bin/web")),
+            (
+                "TARGET := bin/web\nall: $(TARGET)\n$(TARGET): a.c\n\t$(CC) -o $@ $^\n",
+                Some("bin/web"),
+            ),
             ("CC=gcc\nweb: a.c\n\t$(CC) a.c -o web\n", Some("web")),
             (".PHONY: all\nall:\n\tcc -o ./out/web main.c\n", Some("out/web")),
             ("a.o: a.c\n\tcc -c -o a.o a.c\nserve: a.o\n\t$(CC) $^\n", Some("serve")),

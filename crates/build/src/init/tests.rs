@@ -447,7 +447,8 @@ fn programs_in_c_and_cpp_are_made_as_they_say() {
     let project = found(&[("Makefile", "X = 1\n"), ("a.c", main), ("b.cpp", "")]);
     assert_eq!((project.language, place(&project)), (Language::Cpp, "shop".to_owned()));
     assert!(project.notes.iter().any(|note| note.contains("shop is guessed to be the server")));
-    let cmake = "project(web CXX)\nadd_executable(web_test t.cpp)\nadd_executable(web src/main.cpp)\n";
+    let cmake =
+        "project(web CXX)\nadd_executable(web_test t.cpp)\nadd_executable(web src/main.cpp)\n";
     let project = found(&[("CMakeLists.txt", cmake), makefile, ("src/main.cpp", main)]);
     assert_eq!((project.language, place(&project)), (Language::Cpp, "build/web".to_owned()));
     assert!(build(&project).contains("cmake --build build"), "{project:?}");

@@ -10,6 +10,7 @@ use super::relay::Relay;
 use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
 use clap::Args;
+use denials::Denials;
 use libc::{SIGTSTP, SIGWINCH};
 use rustix::termios::{isatty, tcgetwinsize};
 use std::ffi::OsString;
@@ -19,7 +20,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
-use denials::Denials;
 use thaw_abi::control::{
     FLAG_SAY_DENIALS, FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize,
 };

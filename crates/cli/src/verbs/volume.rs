@@ -218,7 +218,9 @@ fn shown(volume: &VolumeInfo) -> String {
         true => "no function may use it".to_owned(),
         false => format!("functions: {}", functions.join(" ")),
     });
-    lines.extend(volume.domain.as_ref().map(|domain| format!("it counts for {domain}")));
+    lines.extend(
+        volume.domain.as_ref().map(|domain| format!("it counts for {}", domain.name().as_str())),
+    );
     let host = if volume.is_host { ", which stays when it is removed" } else { "" };
     lines.push(format!("files: {}{host}", volume.path.display()));
     lines.extend(volume.snapshots.iter().map(|snapshot| {

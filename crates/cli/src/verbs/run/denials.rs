@@ -32,7 +32,9 @@ impl Denials {
         let such_as = if self.count > 1 { "such as " } else { "" };
         let (what, target) = match first {
             Denied::Address(..) => (format!("to {first}"), first.to_string()),
-            Denied::Name(_) => (format!("to {first}, which was not looked up"), format!("{first}:443")),
+            Denied::Name(_) => {
+                (format!("to {first}, which was not looked up"), format!("{first}:443"))
+            }
         };
         // A sandbox may say what it likes.
         let way_out = match target.parse::<EgressRule>() {
@@ -65,7 +67,10 @@ mod tests {
         assert_eq!(denials.told().as_deref(), Some(one));
         denials.add(events(2, address("192.0.2.2:80", Transport::Tcp)));
         let told = denials.told().unwrap();
-        assert!(told.starts_with("denied 3 outgoing connections such as to 192.0.2.1:80;"), "{told}");
+        assert!(
+            told.starts_with("denied 3 outgoing connections such as to 192.0.2.1:80;"),
+            "{told}"
+        );
         denials.add(events(64, Denied::Name("a.example".to_owned())));
         assert!(denials.told().unwrap().starts_with("denied at least 67 outgoing connections"));
     }

@@ -99,9 +99,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
             When::Kill => OnTimeout::Kill,
         },
         metadata: metadata.collect::<Result<BTreeMap<_, _>, _>>()?,
-        egress: (arguments.no_egress || !arguments.allow_egress.is_empty()).then(|| SandboxEgress {
-            allow: arguments.allow_egress.clone(),
-            ..SandboxEgress::default()
+        egress: (arguments.no_egress || !arguments.allow_egress.is_empty()).then(|| {
+            SandboxEgress { allow: arguments.allow_egress.clone(), ..SandboxEgress::default() }
         }),
         volumes,
         ..NewSandbox::default()

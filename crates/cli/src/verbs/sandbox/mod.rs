@@ -71,7 +71,10 @@ enum Verb {
     #[command(after_help = "Example:\n  thaw sandbox checkpoint box before")]
     Checkpoint(CheckpointArguments),
     /// End sandboxes.
-    #[command(after_help = "Examples:\n  thaw sandbox kill box\n  thaw sandbox kill one two", alias = "rm")]
+    #[command(
+        after_help = "Examples:\n  thaw sandbox kill box\n  thaw sandbox kill one two",
+        alias = "rm"
+    )]
     Kill(SomeArguments),
 }
 
@@ -154,9 +157,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             post(&fork.one, &action, "forked as")
         }
         Verb::Checkpoint(arguments) => write_checkpoint(arguments),
-        Verb::Kill(some) => {
-            each(some, "ended", |daemon, path| daemon.send_empty("DELETE", path))
-        }
+        Verb::Kill(some) => each(some, "ended", |daemon, path| daemon.send_empty("DELETE", path)),
     }
 }
 

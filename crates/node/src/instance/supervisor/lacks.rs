@@ -67,7 +67,9 @@ fn provide(name: &str, config: &FunctionConfig) -> String {
             format!("if it needs that, add \"{program}\" to `programs` in [runtime] of thaw.toml")
         }
         Some(_) => "if it needs that, add it to `programs` in [runtime] of thaw.toml".to_owned(),
-        None => "if it needs that, add it to the files of the function's root file system".to_owned(),
+        None => {
+            "if it needs that, add it to the files of the function's root file system".to_owned()
+        }
     }
 }
 
@@ -83,7 +85,9 @@ fn own_directory(config: &FunctionConfig) -> &Path {
 /// A program by its name, if that finds it along the usual `PATH`.
 fn looked_up(program: &str) -> &str {
     match program.rsplit_once('/') {
-        Some((directory, name)) if thaw_build::DEFAULT_PATH.split(':').any(|of| of == directory) => {
+        Some((directory, name))
+            if thaw_build::DEFAULT_PATH.split(':').any(|of| of == directory) =>
+        {
             name
         }
         _ => program,
