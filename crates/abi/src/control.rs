@@ -329,6 +329,38 @@ pub struct DeniedWay {
     pub reserved: u32,
 }
 
+/// The sandbox says by [`MSG_LACKS`] what its program has asked for in vain. Kernels that do not know
+/// of it say nothing.
+pub const FLAG_SAY_LACKS: u32 = 1 << 31;
+
+/// Sandbox to host: its program has asked for something that it does not have ([`Lack`]). Tail: the
+/// program that was to be executed, for [`LACK_PROGRAM`].
+pub const MSG_LACKS: u32 = 142;
+/// Most bytes of the name in [`MSG_LACKS`]; what is longer is cut.
+pub const LACK_NAME_MAX: usize = 255;
+/// Most programs of which a sandbox tells in one boot.
+pub const LACKS_TOLD_MAX: usize = 16;
+
+/// Body of [`MSG_LACKS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Lack {
+    /// One of `LACK_*`.
+    pub kind: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Bytes, as the kind says; 0 with [`LACK_PROGRAM`].
+    pub bytes: u64,
+}
+
+/// A program that does not exist: a path, or a name without a slash that was looked for in several
+/// directories.
+pub const LACK_PROGRAM: u32 = 1;
+/// So many bytes of memory at once, which are more than the sandbox may have at all.
+pub const LACK_MEMORY: u32 = 2;
+/// Room for more files beside those that take so many bytes.
+pub const LACK_FILE_ROOM: u32 = 3;
+
 /// Sandbox to host: what the program has written outside of volumes, if anything ([`Written`]).
 /// Tail: the first [`WRITTEN_PATHS_MAX`] paths of [`WRITTEN_MAX`] bytes in all, each with a NUL
 /// behind it; directories end with a slash.

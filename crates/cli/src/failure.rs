@@ -67,3 +67,10 @@ impl<E: std::error::Error> From<E> for Failure {
         Self::failed(error)
     }
 }
+
+/// A message without what a terminal would act on: it may repeat what the author of a
+/// function wrote, or what a program printed.
+pub fn harmless(message: &str) -> String {
+    let lines = message.split('\n').map(|line| thaw_sandbox::escape(line.as_bytes()));
+    lines.collect::<Vec<_>>().join("\n")
+}

@@ -11,6 +11,7 @@ mod unix_transport;
 mod verbs;
 
 use clap::Parser;
+use failure::harmless;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -39,13 +40,6 @@ fn main() -> ExitCode {
             failure.exit_code()
         }
     }
-}
-
-/// A message without what a terminal would act on: it may repeat what the author of a
-/// function wrote, or what a program printed.
-fn harmless(message: &str) -> String {
-    let lines = message.split('\n').map(|line| thaw_sandbox::escape(line.as_bytes()));
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The crates of the host side that say something.
@@ -77,5 +71,18 @@ fn start_logging(verbose: u8) {
                 );
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_names_all_that_say_something() {
+        let readme = include_str!("../README.md");
+        let missing: Vec<_> =
+            SPEAKERS.iter().filter(|name| !readme.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -87,7 +87,7 @@ fn a_backup_has_volumes_secrets_and_checkpoints() {
     fs::remove_dir_all(&home).expect("a home");
     ok(&elsewhere, &["gc", "--dry-run"]);
     let snapshots: Value =
-        serde_json::from_str(&ok(&elsewhere, &["volume", "show", "data"])).expect("JSON");
+        serde_json::from_str(&ok(&elsewhere, &["volume", "show", "data", "--json"])).expect("JSON");
     assert_eq!(snapshots["snapshots"][0]["label"], "nightly", "{snapshots}");
     let daemon = Daemon::start(&elsewhere, &DaemonOptions::default());
     assert_eq!(result(&daemon, READ), "before hunter2");

@@ -50,6 +50,26 @@ fn misuse_is_exit_code_2() {
 }
 
 #[test]
+fn a_port_alone_is_an_address_and_what_is_none_is_explained() {
+    let home = tempfile::tempdir().unwrap();
+    for verb in [
+        &["serve", "--listen"][..],
+        &["serve", "--admin"],
+        &["serve", "--dashboard"],
+        &["serve", "--e2b"],
+        &["dev", "--listen"],
+        &["sandbox", "port", "box", "1", "--listen"],
+    ] {
+        let output = thaw(home.path(), &[verb, &[":80"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{verb:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains("or a port alone"), "{verb:?}: {}", stderr(&output));
+    }
+    // It is understood, and there is no daemon.
+    let output = thaw(home.path(), &["sandbox", "port", "box", "1", "--listen", "8200"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+}
+
+#[test]
 fn failure_is_exit_code_1_and_one_line_that_says_what_to_do() {
     let home = tempfile::tempdir().unwrap();
     let missing = home.path().join("missing");

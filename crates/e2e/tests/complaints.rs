@@ -7,8 +7,8 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use tempfile::TempDir;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, User, built_home, free_port, get, has_controller,
-    python, run, skip, thaw, wait_until,
+    Daemon, DaemonOptions, Function, Outcome, User, built_home, command, free_port, get,
+    has_controller, python, run, skip, thaw, wait_until,
 };
 
 const SERVE: &str = "import http.server\n\
@@ -72,6 +72,16 @@ fn who_listens_elsewhere_without_a_timer_is_not_waited_for() {
     let function = Complaining::python(accept, "port = 8000");
     let complaint = function.complaint(&["--timeout", "10h"]);
     let expected = "it listens on port 9000; set `port = 9000` in thaw.toml";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+/// The same for one that listens nowhere.
+#[test]
+fn who_waits_for_nothing_is_not_waited_for() {
+    let function =
+        Complaining::python("import threading; threading.Event().wait()\n", "port = 8000");
+    let complaint = function.complaint(&["--timeout", "10h"]);
+    let expected = "it listens on no port, and waits for something else (no timer is to wake it)";
     assert!(complaint.contains(expected), "{complaint}");
 }
 
@@ -142,6 +152,11 @@ fn what_a_program_waits_for_instead_is_said() {
     let function = Complaining::python("import time; time.sleep(100)\n", "port = 8000");
     let complaint = function.complaint(&["--timeout", "15s"]);
     assert!(complaint.contains("it listens on no port, and waits for something"), "{complaint}");
+    // Before that is over, too.
+    let note = "the program does not wait for a client on port 8000 yet: it listens on no port, and waits \
+                for something else (a timer is to wake it); ";
+    assert_eq!(complaint.matches(note).count(), 1, "{complaint}");
+    assert!(complaint.contains("; it has 15 s in all"), "{complaint}");
     let function = Complaining::python("while True: pass\n", "port = 8000");
     let complaint = function.complaint(&["--timeout", "3s"]);
     assert!(complaint.contains("it listens on no port yet, and its thread"), "{complaint}");
@@ -268,6 +283,50 @@ fn memory_that_is_refused_to_a_copy_stands_in_the_daemons_log() {
                     thaw.toml, which is 64MiB; raise that";
     wait_until("both copies have said so", || daemon.log().matches(expected).count() >= 2);
     assert_eq!(daemon.log().matches(expected).count(), 2, "{}", daemon.log());
+    // And in the function's, where its author looks.
+    let expected = "an allocation of 400.0MiB was refused: it is more than `limits.memory` of 64MiB; \
+                    raise that in thaw.toml";
+    let said = || log_of(&daemon, "complaining").matches(expected).count();
+    wait_until("the function's log has both", || said() >= 2);
+    assert_eq!(said(), 2, "{}", log_of(&daemon, "complaining"));
+}
+
+/// What `thaw logs` shows of a function.
+fn log_of(daemon: &Daemon, function: &str) -> String {
+    command(daemon, &["logs", function]).success()
+}
+
+/// Once for the function, however many copies look for it, and nothing of one that is there.
+#[test]
+fn a_program_that_a_request_misses_stands_in_the_functions_log() {
+    let serve = "import http.server, subprocess, sys\n\
+        TRIES = [['gitt', 'log'], ['/usr/bin/gitt2'], ['/opt/a\\x1bb'], ['./tool']]\n\
+        class Handler(http.server.SimpleHTTPRequestHandler):\n    \
+        def do_GET(self):\n        \
+        for tried in TRIES * 2:\n            \
+        try: subprocess.run(tried)\n            \
+        except OSError: pass\n        \
+        found = subprocess.run(['python3', '-c', 'print(\"found\")']).returncode\n        \
+        self.send_error(404 if found == 0 else 500)\n\
+        http.server.HTTPServer(('', 8000), Handler).serve_forever()\n";
+    let function = Complaining::python(serve, "port = 8000");
+    let home = built_home("complaints-missing", &[]);
+    function.build(&home, &[]).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for _ in 0..3 {
+        assert_eq!(get(daemon.gateway(), "complaining", "/").status, 404);
+    }
+    let said = |name: &str, advice: &str| {
+        let text =
+            format!("it wanted to run {name}, which does not exist in the sandbox; {advice}");
+        wait_until("it is said", || log_of(&daemon, "complaining").contains(&text));
+    };
+    said("gitt", "if it needs that, add \"gitt\" to `programs` in [runtime] of thaw.toml");
+    said("/usr/bin/gitt2", "if it needs that, add \"gitt2\" to `programs`");
+    said("/opt/a\\x1bb", "if it needs that, add it to `programs` in [runtime] of thaw.toml");
+    said("./tool", "if it needs that, check the path, and `files` in thaw.toml");
+    let log = log_of(&daemon, "complaining");
+    assert_eq!(log.matches("it wanted to run").count(), 4, "{log}");
 }
 
 #[test]

@@ -166,11 +166,17 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     assert_eq!(fs::read_to_string(down.join("below/file")).unwrap(), "content");
     assert_eq!(fs::read_link(down.join("link")).unwrap(), Path::new("below/file"));
     ok(&home, &["sandbox", "fork", "one", "--name", "two"]);
+    let paused = ok(&home, &["sandbox", "pause", "one", "two"]);
+    assert_eq!(paused, "paused one\npaused two\n");
+    assert_eq!(ok(&home, &["sandbox", "resume", "two", "one"]), "resumed two\nresumed one\n");
     ok(&home, &["exec", "two", "--", "sh", "-c", "echo other > /tmp/up/below/file"]);
     assert_eq!(ok(&home, &["exec", "one", "--", "cat", "/tmp/up/link"]), "content");
 
-    ok(&home, &["sandbox", "kill", "one"]);
-    ok(&home, &["sandbox", "kill", "two"]);
+    // One that is not there does not keep the others from their end.
+    let ended = call(&home, &["sandbox", "kill", "one", "none", "two"]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), "ended one\nended two\n"));
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    assert!(ended.stderr.contains("no sandbox is named `none`"), "{ended:?}");
     wait_until("both have ended", || daemon.instances("box").is_empty());
     let gone = call(&home, &["exec", "one", "--", "true"]);
     assert!(gone.stderr.contains("no sandbox is named `one`"), "{gone:?}");
@@ -233,7 +239,12 @@ fn processes_go_on_without_anybody_and_are_found_again() {
     let attached = ok(&home, &["sandbox", "attach", "one", id.trim()]);
     assert_eq!(attached, "begun\nended\n");
     let busy = ok(&home, &["exec", "-d", "one", "--", "sleep", "1000"]);
-    assert!(ok(&home, &["sandbox", "logs", "one", "--list"]).contains(busy.trim()));
+    let listed = ok(&home, &["sandbox", "logs", "one", "--list"]);
+    let is_its = |line: &&str| line.split_whitespace().next() == Some(busy.trim());
+    let line = listed.lines().find(is_its).expect("it is listed");
+    assert!(line.contains("running as ") && line.ends_with("sleep 1000"), "{listed}");
+    let json = ok(&home, &["sandbox", "logs", "one", "--list", "--json"]);
+    assert!(json.starts_with('[') && json.contains(busy.trim()), "{json}");
 }
 
 /// A process that has just begun is not as old as the image of its sandbox (proc_pid_stat(5),

@@ -63,7 +63,7 @@ const ANSWER: &str = "echo ready; while read line; do echo got $line; done; echo
 
 /// The processes of a sandbox that run.
 fn processes(home: &Path, sandbox: &str) -> Vec<Value> {
-    let listed = ok(home, &["sandbox", "logs", sandbox, "--list"]);
+    let listed = ok(home, &["sandbox", "logs", sandbox, "--list", "--json"]);
     let all: Vec<Value> = serde_json::from_str(&listed).expect("JSON");
     all.into_iter().filter(|one| one["state"] == "running").collect()
 }
@@ -153,7 +153,7 @@ fn streams_go_on_in_what_is_made_of_a_checkpoint_also_by_the_next_daemon() {
         let (said, code) = attached(&home, sandbox, answer, "a\n");
         assert_eq!((said.as_str(), code), ("got a\nend\n", Some(5)));
         // What lies on disk names programs without their arguments.
-        let listed = ok(&home, &["sandbox", "logs", sandbox, "--list"]);
+        let listed = ok(&home, &["sandbox", "logs", sandbox, "--list", "--json"]);
         assert!(listed.contains("\"sh\"") && !listed.contains("secret"), "{listed}");
     };
     ok(&home, &["sandbox", "create", "--checkpoint", "then", "--name", "two"]);

@@ -668,7 +668,7 @@ fn sandboxes_go_on_under_the_next_daemon() {
         run(thaw().args(["exec", "one", "--", "sleep", "600"]).env("THAW_HOME", home))
     });
     // Otherwise it may reach the next daemon.
-    let listed = || call(&["sandbox", "logs", "one", "--list"]).success();
+    let listed = || call(&["sandbox", "logs", "one", "--list", "--json"]).success();
     wait_until("it runs", || listed().contains("\"sleep\""));
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");

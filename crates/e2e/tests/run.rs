@@ -39,6 +39,33 @@ fn a_missing_program_is_an_error_that_names_it() {
     assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
 }
 
+/// At the end, once, and not where the program's own output goes.
+#[test]
+fn connections_that_are_denied_are_said() {
+    let interpreter = python();
+    let connect = "import socket\n\
+        for port in (81, 82, 83):\n    try: socket.create_connection(('192.0.2.1', port))\n    \
+        except OSError: print('no')\n";
+    let tried = |options: &[&str]| {
+        let outcome = sandboxed(options, &[interpreter.to_str().expect("a path"), "-c", connect]);
+        assert_eq!(outcome.stdout, "no\nno\nno\n", "{outcome:?}");
+        outcome.stderr
+    };
+    let expected = "thaw: denied 3 outgoing connections such as to 192.0.2.1:81; \
+                    --allow-egress '192.0.2.1:81' allows it\n";
+    assert_eq!(tried(&[]), expected);
+    // Some are allowed, so that others are denied by the host.
+    assert_eq!(tried(&["--allow-egress", "192.0.2.9:80"]), expected);
+    assert_eq!(tried(&["--egress", "192.0.2.9:80"]), expected);
+    let name = "import socket\ntry: socket.getaddrinfo('a.example', 80)\nexcept OSError: pass\n";
+    let outcome = sandboxed(&[], &[interpreter.to_str().expect("a path"), "-c", name]);
+    // The name is seen only if the program asks a server in the sandbox, by the host's /etc/resolv.conf.
+    let to_name = outcome.stderr.contains("to a name, which was not looked up; --allow-egress ");
+    let to_its_own = outcome.stderr.contains("--allow-egress 'a.example:443' allows it\n");
+    assert!(outcome.stderr.starts_with("thaw: denied ") && to_name | to_its_own, "{outcome:?}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+}
+
 #[test]
 fn misuse_is_exit_code_2() {
     assert_eq!(run(thaw().arg("run")).code, Some(2));

@@ -150,7 +150,7 @@ fn copies_pauses_sleep_and_the_next_daemon_keep_the_rules() {
     let mut daemon = Daemon::start(&home, &DaemonOptions::default());
     ok(&home, &["sandbox", "create", "open", "--name", "all"]);
     assert_eq!(knock(&home, "all", &[one, other]), ["hello", "hello"]);
-    ok(&home, &["sandbox", "create", "open", "--name", "one", "--egress", &rule(one)]);
+    ok(&home, &["sandbox", "create", "open", "--name", "one", "--allow-egress", &rule(one)]);
     ok(&home, &["sandbox", "create", "open", "--name", "none", "--no-egress"]);
     let expect = |name: &str| {
         assert_eq!(knock(&home, name, &[one, other]), ["hello", "EACCES"], "{name}");

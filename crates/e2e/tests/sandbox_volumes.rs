@@ -85,7 +85,7 @@ fn sandboxes_share_volumes_which_outlive_them() {
         ok(&home, &["sandbox", "kill", name]);
     }
     wait_until("nobody uses the volume", || {
-        call(&home, &["volume", "show", "data"]).success().contains("\"in_use\": false")
+        call(&home, &["volume", "show", "data", "--json"]).success().contains("\"in_use\": false")
     });
     create(&["--name", "later", "-v", "data:/data"]).success();
     assert_eq!(shell(&home, "later", "cat /data/file"), "hello\n");

@@ -72,10 +72,12 @@ fn what_one_copy_writes_the_next_one_reads() {
     }
     let log = fs::read_to_string(files_of(&home, "data").join("log")).unwrap();
     assert_eq!(log, "one ready forked ");
-    let info = command(&home, &["volume", "show", "data"]).success();
+    let info = command(&home, &["volume", "show", "data", "--json"]).success();
     let info: Value = serde_json::from_str(&info).unwrap();
     assert_eq!(info["functions"], json!(["one", "ready", "forked"]));
     assert_eq!(info["in_use"], true);
+    let lines = command(&home, &["volume", "show", "data"]).success();
+    assert!(lines.contains(", in use\nfunctions: one ready forked\n"), "{lines}");
     let refused = command(&home, &["volume", "remove", "data"]).refusal();
     assert!(refused.contains("in use"), "{refused}");
     assert_eq!(daemon.stop(), Some(0));
@@ -312,11 +314,11 @@ fn a_quota_holds_against_every_way_to_write() {
     assert_eq!(ask(&format!("held.close()\n{more}")), edquot);
     assert!(size() > 7 << 20, "{}", size());
     end(&daemon);
-    let counted = command(&home, &["volume", "show", "data"]).success();
+    let counted = command(&home, &["volume", "show", "data", "--json"]).success();
     let counted: Value = serde_json::from_str(&counted).unwrap();
     // The next who opens it counts again, and comes to the same.
     Function { name: "full", keys, volumes: DATA, at_start: "" }.build(&home).success();
-    let again = command(&home, &["volume", "show", "data"]).success();
+    let again = command(&home, &["volume", "show", "data", "--json"]).success();
     let again: Value = serde_json::from_str(&again).unwrap();
     assert_eq!(counted["used"], again["used"]);
 }
@@ -534,7 +536,7 @@ fn a_snapshot_of_a_database_is_whole() {
         command(&home, &["volume", "restore", "data", label]).success();
         assert_eq!(run_with(&home, "data:/data", check).success(), "ok 50\n", "{label}");
     }
-    let shown = command(&home, &["volume", "show", "data"]).success();
+    let shown = command(&home, &["volume", "show", "data", "--json"]).success();
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(shown["snapshots"][1]["label"], "one");
     command(&home, &["volume", "snapshot", "data", "one", "--remove"]).success();

@@ -340,7 +340,8 @@ fn what_cannot_be_copied_or_put_back_is_refused_in_a_sentence() {
     });
     // A checkpoint is there with its snapshot, or not at all.
     let shown: Value =
-        serde_json::from_str(&command(&home, &["volume", "show", "data"]).success()).unwrap();
+        serde_json::from_str(&command(&home, &["volume", "show", "data", "--json"]).success())
+            .unwrap();
     assert_eq!(shown["snapshots"][0]["checkpoint"], "one");
     let label = shown["snapshots"][0]["label"].as_str().expect("a label");
     let refused = command(&home, &["volume", "snapshot", "data", label, "--remove"]).refusal();

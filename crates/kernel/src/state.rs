@@ -11,10 +11,13 @@ use alloc::vec::Vec;
 use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_FREEZE_AT_ENTRY, Limits};
+use thaw_abi::control::{
+    FLAG_ENTRY_STDIN, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LACKS, LACK_FILE_ROOM, LACK_MEMORY, Limits,
+};
 
 use crate::errno::{Errno, Result};
 pub use crate::fs::process::ProcessFiles;
+use crate::host::control;
 use crate::mm::pages::PageAllocator;
 use crate::platform::saved::assert_saved;
 use crate::sync::{KernelCell, Late};
@@ -144,6 +147,7 @@ impl Kernel {
             return Ok(());
         }
         if self.is_first_refusal() {
+            control::say_lack(self.config.get().flags, LACK_MEMORY, len, b"");
             crate::console!(
                 "thaw: an allocation of {} was refused: it is more than `limits.memory` in \
                  thaw.toml, which is {}; raise that",
@@ -157,6 +161,7 @@ impl Kernel {
     /// There is no room for more files beside the `used` bytes of those that are there.
     pub fn files_are_full(&self, used: u64) {
         if self.is_first_refusal() {
+            control::say_lack(self.config.get().flags, LACK_FILE_ROOM, used, b"");
             crate::console!(
                 "thaw: there is no room for what the program writes to files, which take {} of \
                  memory: they may take three quarters of `limits.memory` in thaw.toml, which is \
@@ -168,13 +173,14 @@ impl Kernel {
     }
 
     /// Whether somebody reads what the kernel says, and has not heard of refused memory yet: who builds
-    /// the function, and then the log of each copy. On a terminal of `thaw run` it would be between the
+    /// the function, and then the logs of each copy. On a terminal of `thaw run` it would be between the
     /// program's own lines.
     fn is_first_refusal(&self) -> bool {
         /// One more than the generation in which it was said.
         static SAID_IN: AtomicU64 = AtomicU64::new(0);
         let generation = self.generation.get();
-        let is_read = self.config.get().flags & FLAG_FREEZE_AT_ENTRY != 0 || generation > 0;
+        let readers = FLAG_FREEZE_AT_ENTRY | FLAG_SAY_LACKS;
+        let is_read = self.config.get().flags & readers != 0 || generation > 0;
         is_read && SAID_IN.swap(generation + 1, Ordering::Relaxed) <= generation
     }
 

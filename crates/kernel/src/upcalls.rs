@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 
 use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 
+use crate::exec::missing;
 use crate::freeze;
 use crate::fs::{locks, tty};
 use crate::ipc::sysv;
@@ -89,6 +90,7 @@ impl Hooks for Kernel {
     }
 
     fn process_ended(&self, process: &Process) {
+        missing::process_ended(process);
         crate::remote::process_ended(process);
         locks::release_process(process);
         tty::job::process_ended(process);
@@ -100,6 +102,7 @@ impl Hooks for Kernel {
     }
 
     fn sandbox_ends(&self) {
+        missing::process_ended(&thread::current().process);
         trace::summary();
     }
 }

@@ -3,9 +3,10 @@
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
     ACTIVITY_NAMES_MAX, Activity, Awake as AwakeMessage, ConnectionClosed, DENIALS_AT_ONCE_MAX,
-    DENIED_NAME_MAX, DeniedWay, Described, EntryPoint, Exit, Losses, MSG_ACTIVITY, MSG_AWAKE,
-    MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DENIED, MSG_DESCRIBED, MSG_ENTRY_POINT,
-    MSG_EXIT, MSG_FAILED, MSG_HIBERNATED, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
+    DENIED_NAME_MAX, DeniedWay, Described, EntryPoint, Exit, LACK_FILE_ROOM, LACK_MEMORY,
+    LACK_NAME_MAX, LACK_PROGRAM, Lack as LackMessage, Losses, MSG_ACTIVITY, MSG_AWAKE, MSG_BIND,
+    MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DENIED, MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT,
+    MSG_FAILED, MSG_HIBERNATED, MSG_LACKS, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
     MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MSG_WRITTEN,
     MessageHeader, Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
 };
@@ -66,6 +67,8 @@ pub enum Event {
     /// What it has denied its program by itself, since it has no way out at all. A sandbox may say
     /// what it likes.
     Denied(EgressEvents),
+    /// What its program has asked for and does not have. A sandbox may say what it likes.
+    Lacks(Lack),
     /// The guest has closed the connection with this number.
     ConnectionClosed {
         /// [`thaw_abi::control::Connection::id`].
@@ -204,6 +207,31 @@ fn denials(body: &[u8]) -> Option<EgressEvents> {
     })
 }
 
+/// Something that a program has asked for and does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// A program that does not exist, by its path or by a name that was looked for in several
+    /// directories; made fit for people.
+    Program(String),
+    /// So many bytes of memory at once, which are more than the sandbox may have at all.
+    Memory(u64),
+    /// Room for more files beside those that take so many bytes.
+    FileRoom(u64),
+}
+
+impl Lack {
+    fn parse(body: &[u8]) -> Option<Self> {
+        let (lack, name) = body.split_at_checked(size_of::<LackMessage>())?;
+        let LackMessage { kind, bytes, .. } = bytemuck::pod_read_unaligned(lack);
+        match (kind, name.len()) {
+            (LACK_PROGRAM, 1..=LACK_NAME_MAX) if bytes == 0 => Some(Self::Program(printable(name))),
+            (LACK_MEMORY, 0) => Some(Self::Memory(bytes)),
+            (LACK_FILE_ROOM, 0) => Some(Self::FileRoom(bytes)),
+            _ => None,
+        }
+    }
+}
+
 /// What a program does while its entry point is waited for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramActivity {
@@ -252,6 +280,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
         MSG_ACTIVITY => Event::Activity(ProgramActivity::parse(body).ok_or(wrong_length)?),
         MSG_LOSES => Event::Losses(whole(body).ok_or(wrong_length)?),
         MSG_DENIED => Event::Denied(denials(body).ok_or(wrong_value)?),
+        MSG_LACKS => Event::Lacks(Lack::parse(body).ok_or(wrong_value)?),
         MSG_WRITTEN => Event::Written(WrittenFiles::parse(body).ok_or(wrong_length)?),
         MSG_CONNECTION_CLOSED => {
             let ConnectionClosed { id } = whole(body).ok_or(wrong_length)?;
@@ -313,6 +342,35 @@ mod tests {
             assert_eq!(denied(family, count, name.as_bytes()), None, "{nonsense:?}");
         }
         assert_eq!(denied(0, 1, &[b'a'; DENIED_NAME_MAX + 1]), None);
+    }
+
+    #[test]
+    fn what_a_program_lacks_is_short_and_printable() {
+        let lacks = |kind, bytes, name: &[u8]| {
+            let lack = LackMessage { kind, reserved: 0, bytes };
+            match parse(&packet(MSG_LACKS, &[bytemuck::bytes_of(&lack), name].concat())) {
+                Ok(Incoming::Event(Event::Lacks(lack))) => Some(lack),
+                Err(Violation::Value { kind: MSG_LACKS }) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let program = Lack::Program("/bin/a\\x1b[2J\\x0a".to_owned());
+        assert_eq!(lacks(LACK_PROGRAM, 0, b"/bin/a\x1b[2J\n"), Some(program));
+        assert_eq!(lacks(LACK_MEMORY, u64::MAX, b""), Some(Lack::Memory(u64::MAX)));
+        assert_eq!(lacks(LACK_FILE_ROOM, 7, b""), Some(Lack::FileRoom(7)));
+        let long = [b'a'; LACK_NAME_MAX + 1];
+        for (kind, bytes, name) in [
+            (LACK_PROGRAM, 0, &b""[..]),
+            (LACK_PROGRAM, 1, b"a"),
+            (LACK_PROGRAM, 0, &long),
+            (LACK_MEMORY, 1, b"a"),
+            (LACK_FILE_ROOM, 1, b"a"),
+            (0, 0, b""),
+            (4, 0, b""),
+        ] {
+            assert_eq!(lacks(kind, bytes, name), None, "{kind} {bytes} {name:?}");
+        }
+        assert_eq!(parse(&packet(MSG_LACKS, b"short")), Err(Violation::Value { kind: MSG_LACKS }));
     }
 
     #[test]
@@ -398,8 +456,8 @@ mod tests {
             let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             if len >= 16 && next() % 4 != 0 {
                 let kinds = [
-                    95, 102, 103, 104, 105, 106, 120, 121, 122, 180, 181, 182, 183, 184, 185, 201,
-                    202, 203, 204, 205, 221, 231, 241, 242,
+                    95, 102, 103, 104, 105, 106, 120, 121, 122, 142, 180, 181, 182, 183, 184, 185,
+                    201, 202, 203, 204, 205, 221, 231, 241, 242,
                 ];
                 let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];
                 bytes[..4].copy_from_slice(&kind.to_le_bytes());

@@ -58,7 +58,9 @@ pub use egress::{
     GuardedPort, Intercepted, Interceptor, NotTaken, PortGuard, Told, Transport,
     count_egress_bytes, egress_bytes_of_functions, look_at_egress_bytes,
 };
-pub use event::{BootTimes, Event, GuestExit, ProgramActivity, Progress, Violation, WrittenFiles};
+pub use event::{
+    BootTimes, Event, GuestExit, Lack, ProgramActivity, Progress, Violation, WrittenFiles,
+};
 pub use freeze::{
     FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, MergePolicy, Step, freeze,
     freeze_live,

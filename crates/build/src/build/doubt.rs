@@ -8,7 +8,7 @@ use thaw_sandbox::ProgramActivity;
 
 /// How often the sandbox is asked what its program does.
 const ASK_EVERY: Duration = Duration::from_millis(250);
-/// How long a program must have listened elsewhere only without doing anything, with nothing due
+/// How long a program must have listened elsewhere or nowhere without doing anything, with nothing due
 /// that could wake it, to be taken for one that will never listen where it should.
 const STUCK_AFTER: Duration = Duration::from_millis(500);
 /// The same for one that timers wake: they may be those of a server that waits for clients, or a
@@ -18,6 +18,8 @@ const IDLE_AFTER: Duration = Duration::from_secs(5);
 const SAID_AFTER: Duration = Duration::from_secs(1);
 /// The same for a thread that never rests: many threads are at work for a while.
 const RESTLESS_SAID_AFTER: Duration = Duration::from_secs(5);
+/// The same for a program that listens nowhere yet, as most do while they start.
+const NOWHERE_SAID_AFTER: Duration = Duration::from_secs(8);
 
 /// What a program does instead of waiting at its entry point. It is what the sandbox says, for
 /// people.
@@ -41,8 +43,11 @@ pub(super) enum Reason {
         /// Its process.
         process: u32,
     },
-    /// It listens nowhere, and waits for something else.
-    Nowhere,
+    /// It listens nowhere, and waits for something else: for so many timers among it, if that is known.
+    Nowhere {
+        /// Timers that are to fire.
+        timers: Option<u32>,
+    },
 }
 
 impl fmt::Display for Reason {
@@ -71,10 +76,18 @@ impl fmt::Display for Reason {
                 "it listens on no port yet, and its thread `{name}` of process {process} is at work; \
                  give it longer with `--timeout`"
             ),
-            Self::Nowhere => f.write_str(
-                "it listens on no port, and waits for something else; look at what it prints, and \
-                 at what `THAW_TRACE=syscalls thaw run` shows",
-            ),
+            Self::Nowhere { timers } => {
+                let with = match timers {
+                    None => "",
+                    Some(0) => " (no timer is to wake it)",
+                    Some(_) => " (a timer is to wake it)",
+                };
+                write!(
+                    f,
+                    "it listens on no port, and waits for something else{with}; look at what it prints, \
+                     and at what `THAW_TRACE=syscalls thaw run` shows"
+                )
+            }
         }
     }
 }
@@ -100,7 +113,7 @@ pub(super) struct Doubt {
     /// Since when the reason has been what it is, whatever the thread calls.
     reason_since: Duration,
     is_said: bool,
-    /// Since when it has been idle and listened elsewhere.
+    /// Since when it has been idle and listened elsewhere only.
     idle_since: Option<Duration>,
     /// Since when nothing is to come that could change that.
     stuck_since: Option<Duration>,
@@ -148,12 +161,16 @@ impl Doubt {
             // It is about to come to its entry point, or something holds that back.
             (true, _, 0) => return self.is_well(),
             (true, _, _) => Reason::Restless { name, process, calls },
-            (false, true, 0) => Reason::Nowhere,
+            (false, true, 0) => Reason::Nowhere {
+                timers: activity.as_ref().map(|activity| activity.numbers.timers),
+            },
             (false, true, _) => Reason::Busy { name, process },
             (false, false, _) => Reason::Elsewhere(ports),
         };
-        let is_idle = matches!(reason, Reason::Elsewhere(_)) && described.runnable == 0;
-        let is_stuck = is_idle && self.wakers == Wakers::Timers && activity.is_some_and(is_stuck);
+        let rests = described.runnable == 0;
+        let is_idle = matches!(reason, Reason::Elsewhere(_)) && rests;
+        let is_alone = self.wakers == Wakers::Timers;
+        let is_stuck = rests && is_alone && activity.is_some_and(is_stuck);
         self.idle_since = since(is_idle, self.idle_since, waited);
         self.stuck_since = since(is_stuck, self.stuck_since, waited);
         if !self.reason.as_ref().is_some_and(|before| before.is_like(&reason)) {
@@ -185,7 +202,8 @@ impl Doubt {
         let after = match self.reason.as_ref()? {
             Reason::Elsewhere(_) if self.idle_since.is_some() => SAID_AFTER,
             Reason::Restless { .. } => RESTLESS_SAID_AFTER,
-            _ => return None,
+            Reason::Nowhere { .. } | Reason::Busy { .. } => NOWHERE_SAID_AFTER,
+            Reason::Elsewhere(_) => return None,
         };
         if self.is_said || waited.saturating_sub(self.reason_since) < after {
             return None;
@@ -208,6 +226,11 @@ impl Reason {
                 Self::Restless { name, process, .. },
                 Self::Restless { name: others, process: of, .. },
             ) => (name, process) == (others, of),
+            // What it does until then changes all the time.
+            (
+                Self::Nowhere { .. } | Self::Busy { .. },
+                Self::Nowhere { .. } | Self::Busy { .. },
+            ) => true,
             (one, other) => one == other,
         }
     }
@@ -287,6 +310,23 @@ mod tests {
     }
 
     #[test]
+    fn who_listens_nowhere_and_waits_for_nothing_is_not_waited_for() {
+        let heard = |timers, runnable| {
+            let mut doubt = Doubt::new(Some(80), Wakers::Timers);
+            for at in [1000, 1250, 1500] {
+                doubt.heard_activity(activity(timers, 0));
+                doubt.heard(&described(&[], runnable), ms(at));
+            }
+            (doubt.is_certain(ms(1500), Some(ms(60_000))), doubt.reason().unwrap().to_string())
+        };
+        let (is_certain, text) = heard(0, 0);
+        assert!(is_certain && text.contains("something else (no timer is to wake it);"), "{text}");
+        let (is_certain, text) = heard(1, 0);
+        assert!(!is_certain && text.contains("something else (a timer is to wake it);"), "{text}");
+        assert!(!heard(0, 1).0, "it is at work");
+    }
+
+    #[test]
     fn people_hear_once_of_each_reason() {
         let mut doubt = Doubt::new(Some(80), Wakers::Timers);
         doubt.heard(&described(&[9000], 0), ms(250));
@@ -297,9 +337,13 @@ mod tests {
         doubt.heard(&described(&[80, 9000], 1), ms(3000));
         assert_eq!(doubt.says(ms(7900)), None);
         assert!(matches!(doubt.says(ms(8000)), Some(Reason::Restless { .. })));
-        // One that listens nowhere yet is as one expects.
+        // One that listens nowhere yet is as one expects, for a while, and whatever it does.
         doubt.heard(&described(&[], 1), ms(9000));
-        assert_eq!(doubt.says(ms(30_000)), None);
+        assert_eq!(doubt.says(ms(16_900)), None);
+        doubt.heard(&described(&[], 0), ms(16_950));
+        assert_eq!(doubt.says(ms(17_000)), Some(&Reason::Nowhere { timers: None }));
+        doubt.heard(&described(&[], 1), ms(20_000));
+        assert_eq!(doubt.says(ms(50_000)), None);
     }
 
     #[test]

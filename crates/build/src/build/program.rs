@@ -278,7 +278,13 @@ impl Program {
             }
             if let Some(reason) = doubt.says(waited) {
                 let awaited = &self.awaited.infinitive;
-                let note = format!("the program does not {awaited} yet: {reason}");
+                let most = match reason {
+                    Reason::Nowhere { .. } | Reason::Busy { .. } => {
+                        format!("; it has {} s in all", timeout.unwrap_or(ENTRY_TIMEOUT).as_secs())
+                    }
+                    Reason::Elsewhere(_) | Reason::Restless { .. } => String::new(),
+                };
+                let note = format!("the program does not {awaited} yet: {reason}{most}");
                 on_event(BuildEvent::Note(&note));
             }
             if doubt.asks(waited) {

@@ -8,6 +8,7 @@ mod go;
 mod gradle;
 mod java;
 mod look;
+mod made;
 mod native;
 mod node;
 mod node_packages;
@@ -52,8 +53,10 @@ pub enum Language {
     Perl,
     /// `Cargo.toml`.
     Rust,
-    /// One file in C.
+    /// A `CMakeLists.txt` or a `Makefile` with sources in C, or one file in C.
     C,
+    /// The same in C++.
+    Cpp,
     /// An executable file.
     Binary,
 }
@@ -61,7 +64,7 @@ pub enum Language {
 impl Language {
     /// All of them: those with a file of their own that names what they depend on come first,
     /// and Node.js behind the others, whose projects often have a `package.json` for a browser.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Go,
         Self::Rust,
         Self::Java,
@@ -71,6 +74,7 @@ impl Language {
         Self::Node,
         Self::Perl,
         Self::C,
+        Self::Cpp,
         Self::Binary,
     ];
 
@@ -86,6 +90,7 @@ impl Language {
             Self::Perl => "perl",
             Self::Rust => "rust",
             Self::C => "c",
+            Self::Cpp => "cpp",
             Self::Binary => "binary",
         }
     }
@@ -102,6 +107,7 @@ impl Language {
             Self::Perl => "Perl",
             Self::Rust => "Rust",
             Self::C => "C",
+            Self::Cpp => "C++",
             Self::Binary => "a program",
         }
     }
@@ -122,7 +128,7 @@ impl Language {
             Self::Ruby => &["Gemfile", "config.ru"],
             Self::Php => &["composer.json"],
             Self::Rust => &["Cargo.toml"],
-            Self::Perl | Self::C | Self::Binary => &[],
+            Self::Perl | Self::C | Self::Cpp | Self::Binary => &[],
         };
         candidates.iter().copied().find(|name| look.has(name))
     }
@@ -137,7 +143,7 @@ impl Language {
             Self::Php => php::read(look, project),
             Self::Perl => perl::read(look, project),
             Self::Rust => native::read_rust(look, project),
-            Self::C => native::read_c(look, project),
+            Self::C | Self::Cpp => made::read(look, project, self),
             Self::Binary => native::read_binary(look, project),
         }
     }
@@ -226,11 +232,27 @@ pub enum InitError {
     /// Nothing is known about what the directory holds.
     #[error(
         "found no program in {} that it knows: no requirements.txt, pyproject.toml, package.json, go.mod, \
-         pom.xml, build.gradle, Gemfile, config.ru, composer.json, Cargo.toml, no server in Python, JavaScript, Ruby, PHP, \
-         Java, Perl or C, and no executable file; go to the program's own directory, begin with \
+         pom.xml, build.gradle, Gemfile, config.ru, composer.json, Cargo.toml, no CMakeLists.txt or \
+         Makefile with sources in C or C++, no server in Python, JavaScript, Ruby, PHP, Java, Perl, C or C++, and no \
+         executable file; go to the program's own directory, begin with \
          `thaw init --template LANGUAGE NAME`, or write {CONFIG_FILE} by hand (docs/thaw-toml.md)", .0.display()
     )]
     Unknown(PathBuf),
+    /// The same, but for the recipe of a container image.
+    #[error(
+        "found no program in {} that it knows, but a {file}: build its image with your tool and import it, as in \
+         `docker build -t {name} . && docker save -o {name}.tar {name} && thaw import {name}.tar {name}`, and write \
+         {CONFIG_FILE} with the three lines `name = \"{name}\"`, `[runtime]` and `image = \"{name}\"`, since the image \
+         says the rest (docs/containers.md)", directory.display()
+    )]
+    ImageOnly {
+        /// The directory.
+        directory: PathBuf,
+        /// The recipe.
+        file: &'static str,
+        /// The function's name.
+        name: String,
+    },
     /// A file cannot be used.
     #[error("cannot use {}: {reason}", path.display())]
     File {
@@ -278,7 +300,7 @@ pub fn detect(
         None => name_of(look.directory())?,
     };
     let chosen = language.or_else(|| language_of(&look));
-    let language = chosen.ok_or_else(|| InitError::Unknown(look.directory().to_owned()))?;
+    let language = chosen.ok_or_else(|| unknown(&look, &name))?;
     let mut project = Project::new(name, language);
     language.read(&look, &mut project)?;
     project.adds_data(&look);
@@ -289,15 +311,25 @@ pub fn detect(
             other.title()
         ));
     }
-    if look.has("Dockerfile") {
-        project.notes.push(
-            "there is a Dockerfile, too; a container image can be a function as it is \
-             (docs/containers.md)"
-                .to_owned(),
-        );
+    if let Some(recipe) = look.first_of(&RECIPES) {
+        project.notes.push(format!(
+            "there is a {recipe}, too; a container image can be a function as it is (docs/containers.md)"
+        ));
     }
     project.check(look.directory())?;
     Ok(project)
+}
+
+/// Files that say how a container image is built.
+const RECIPES: [&str; 2] = ["Dockerfile", "Containerfile"];
+
+/// Nothing is known of a directory, but perhaps the way on.
+fn unknown(look: &Look, name: &str) -> InitError {
+    let directory = look.directory().to_owned();
+    match look.first_of(&RECIPES) {
+        Some(file) => InitError::ImageOnly { directory, file, name: name.to_owned() },
+        None => InitError::Unknown(directory),
+    }
 }
 
 /// Writes the `thaw.toml` of a project into its directory; its path.
@@ -368,7 +400,7 @@ fn language_of(look: &Look) -> Option<Language> {
             Language::Ruby => ruby::program(look).is_some(),
             Language::Php => php::front(look).is_some(),
             Language::Perl => perl::program(look).is_some(),
-            Language::C => native::c_file(look).is_some(),
+            Language::C | Language::Cpp => made::is_there(look, *language),
             Language::Binary => native::executable(look).is_some(),
             Language::Go | Language::Rust => false,
         };

@@ -1,4 +1,4 @@
-//! Programs of the machine itself: made by Cargo or a C compiler, or there already.
+//! Programs of the machine itself: made by Cargo, or there already.
 
 use super::look::Look;
 use super::{InitError, Project};
@@ -42,31 +42,6 @@ pub(super) fn read_rust(look: &Look, project: &mut Project) -> Result<(), InitEr
                 .to_owned(),
         );
     }
-    Ok(())
-}
-
-/// The only file in C, which has a `main`.
-pub(super) fn c_file(look: &Look) -> Option<String> {
-    let mut all = look.ending(".c");
-    let (Some(only), None) = (all.next(), all.next()) else { return None };
-    look.source(only)?.contains("main(").then(|| only.to_owned())
-}
-
-pub(super) fn read_c(look: &Look, project: &mut Project) -> Result<(), InitError> {
-    let Some(file) = c_file(look) else {
-        return Err(look.unusable(
-            "",
-            "there is not exactly one file in C with a `main`; write thaw.toml by hand, with `make` as the command \
-             of [build] (examples/hello-c)",
-        ));
-    };
-    project.found.push(file.clone());
-    if let Some(text) = look.source(&file) {
-        project.listens_as(&[(file.clone(), text)]);
-    }
-    project.command(&["/app/server"]);
-    project.file("server", "/app/server");
-    project.builds("Compiles the program.", &["cc", "-O2", "-static", "-o", "server", &file], &[]);
     Ok(())
 }
 

@@ -431,6 +431,53 @@ fn php_crates_and_programs_are_found() {
 }
 
 #[test]
+fn programs_in_c_and_cpp_are_made_as_they_say() {
+    let main = "int main() { a.sin_port = htons(9002); }\n";
+    let place = |project: &Project| project.files[0].from.clone();
+    let project = found(&[("serve.cc", main)]);
+    assert_eq!((project.language, project.port), (Language::Cpp, 9002));
+    assert_eq!(build(&project), "c++ -O2 -static -o server serve.cc");
+    // Of several files, only one is compiled without somebody who says how.
+    assert!(refused(&[("a.c", main), ("b.c", "")]).contains("no CMakeLists.txt or Makefile with"));
+    let makefile = ("Makefile", "all: web\nweb: src/a.c src/b.c\n\tcc -o web src/*.c\n");
+    let project = found(&[makefile, ("src/a.c", main), ("src/b.c", "")]);
+    assert_eq!((project.language, project.port), (Language::C, 9002));
+    assert_eq!((build(&project), place(&project)), ("make".to_owned(), "web".to_owned()));
+    assert!(project.notes.iter().any(|note| note.contains("web is taken for the server")));
+    let project = found(&[("Makefile", "X = 1\n"), ("a.c", main), ("b.cpp", "")]);
+    assert_eq!((project.language, place(&project)), (Language::Cpp, "shop".to_owned()));
+    assert!(project.notes.iter().any(|note| note.contains("shop is guessed to be the server")));
+    let cmake =
+        "project(web CXX)\nadd_executable(web_test t.cpp)\nadd_executable(web src/main.cpp)\n";
+    let project = found(&[("CMakeLists.txt", cmake), makefile, ("src/main.cpp", main)]);
+    assert_eq!((project.language, place(&project)), (Language::Cpp, "build/web".to_owned()));
+    assert!(build(&project).contains("cmake --build build"), "{project:?}");
+    let config = parsed(&project);
+    assert_eq!(config.runtime.unwrap().kind, RuntimeKind::Binary);
+    let above = ("CMakeLists.txt", "add_subdirectory(src)\n");
+    let inside = ("src/CMakeLists.txt", "add_executable(web main.cpp)\n");
+    assert_eq!(place(&found(&[above, inside, ("src/main.cpp", main)])), "build/src/web");
+    // A makefile alone may be for anything.
+    assert!(refused(&[makefile]).contains("found no program"));
+    assert_eq!(found(&[makefile, ("app.py", "")]).language, Language::Python);
+}
+
+#[test]
+fn a_recipe_of_an_image_alone_has_a_way_on() {
+    let error = refused(&[("Containerfile", "FROM debian:12\n"), ("Makefile", "all: image\n")]);
+    let way = "docker build -t shop . && docker save -o shop.tar shop && thaw import shop.tar shop";
+    assert!(error.contains("but a Containerfile") && error.contains(way), "{error}");
+    // What it says to write is enough.
+    let text = "name = \"shop\"\n[runtime]\nimage = \"shop\"\n";
+    FunctionConfig::parse(Path::new(CONFIG_FILE), text).unwrap();
+    for line in text.lines() {
+        assert!(error.contains(&format!("`{line}`")), "{error}");
+    }
+    let project = found(&[("Dockerfile", ""), ("app.js", "")]);
+    assert!(project.notes.iter().any(|note| note.contains("there is a Dockerfile, too")));
+}
+
+#[test]
 fn a_file_name_is_no_line_of_the_configuration() {
     let (_all, place) = directory(&[("package.json", "{\"main\": \"a\\n[x]\\n.js\"}")]);
     fs::write(place.join("a\n[x]\n.js"), "http.createServer(f).listen(3000)").unwrap();

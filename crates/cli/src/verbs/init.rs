@@ -15,8 +15,8 @@ use thaw_sandbox::escape;
 ///
 /// The language and what it depends on are known by its files: requirements.txt or
 /// pyproject.toml, package.json, go.mod, pom.xml or build.gradle, Gemfile or config.ru,
-/// composer.json, Cargo.toml; or a server in a file of its own, or an executable file. The thaw.toml says
-/// visibly what `thaw build` will do, such as the command that installs dependencies; change
+/// composer.json, Cargo.toml, CMakeLists.txt or Makefile; or a server in a file of its own, or an executable
+/// file. The thaw.toml says visibly what `thaw build` will do, such as the command that installs dependencies; change
 /// it as you like. docs/quickstart.md goes on from there.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long, value_name = "LANGUAGE", conflicts_with_all = ["language", "force"], requires = "directory")]
     template: Option<Starter>,
     /// The language, if the directory has files of several: python, node, go, java, ruby, php,
-    /// rust, c or binary.
+    /// perl, rust, c, cpp or binary.
     #[arg(long, value_name = "LANGUAGE")]
     language: Option<Language>,
     /// The function's name; default: that of the directory.

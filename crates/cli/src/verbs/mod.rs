@@ -1,6 +1,7 @@
 //! One verb a file: arguments, and a thin `run` that delegates.
 
 pub mod activate;
+mod address;
 pub mod bench;
 pub mod build;
 pub mod checkpoint;

@@ -1,5 +1,6 @@
 //! `thaw run`: any program in a sandbox, as if it were started directly.
 
+mod denials;
 mod held;
 
 use super::download::ProgressLine;
@@ -9,6 +10,7 @@ use super::relay::Relay;
 use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
 use clap::Args;
+use denials::Denials;
 use libc::{SIGTSTP, SIGWINCH};
 use rustix::termios::{isatty, tcgetwinsize};
 use std::ffi::OsString;
@@ -18,7 +20,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
-use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize};
+use thaw_abi::control::{
+    FLAG_SAY_DENIALS, FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize,
+};
 use thaw_build::container::{self, Account, StoredImage};
 use thaw_home::config::{ByteSize, Egress, EgressRule, TimeSpan};
 use thaw_home::home::Home;
@@ -149,7 +153,7 @@ pub struct Arguments {
     /// private:db.internal:5432 (private addresses, too), 10.0.0.0/8:5432,
     /// 192.0.2.1:53/udp, host.thaw.internal:8000 (this host's loopback) or * (all
     /// public addresses); may be given several times.
-    #[arg(long, value_name = "TARGET:PORTS")]
+    #[arg(long, visible_alias = "egress", value_name = "TARGET:PORTS")]
     allow_egress: Vec<EgressRule>,
     /// A container image: a name that `thaw import` gave, or one of a registry, such as
     /// python:3.12-slim, which is pulled if it is not here.
@@ -452,7 +456,7 @@ async fn attend(
     hint: &str,
 ) -> Outcome {
     let mut sandbox = watch_sandbox(sandbox)?;
-    let (mut exit, mut failed) = (None, None);
+    let (mut exit, mut failed, mut denials) = (None, None, Denials::default());
     loop {
         let progress = sandbox.get_mut().poll_event();
         match progress {
@@ -464,6 +468,7 @@ async fn attend(
                 return Err(Failure::failed(format!("the sandbox was ended because {violation}")));
             }
             Progress::Event(Event::Hangup) => break,
+            Progress::Event(Event::Denied(events)) => denials.add(events),
             // Without FLAG_FREEZE_AT_ENTRY nothing waits for an answer.
             Progress::Event(
                 Event::Prepared
@@ -477,13 +482,18 @@ async fn attend(
                 | Event::Activity(_)
                 | Event::Losses(_)
                 | Event::Written(_)
-                | Event::Denied(_)
+                | Event::Lacks(_)
                 | Event::Remote(_)
                 | Event::ConnectionClosed { .. },
             ) => {}
             Progress::Busy => tokio::task::yield_now().await,
             Progress::Idle => wait(&mut sandbox, signals, &mut published).await?,
         }
+    }
+    denials.add(sandbox.get_ref().take_egress_events());
+    if let Some(told) = denials.told() {
+        // Standard output is the program's alone. Without a standard error there is nobody to tell.
+        let _ = writeln!(io::stderr(), "thaw: {told}");
     }
     if let Some(reason) = failed {
         return Err(match exit {
@@ -641,7 +651,7 @@ fn environment(of_image: &[String], additions: &[String]) -> Vec<OsString> {
 fn flags(stdio: [BorrowedFd<'_>; 3]) -> u32 {
     let tty = [FLAG_STDIN_TTY, FLAG_STDOUT_TTY, FLAG_STDERR_TTY];
     let ttys = stdio.iter().zip(tty).filter(|(fd, _)| isatty(fd)).fold(0, |all, (_, f)| all | f);
-    ttys | thaw_home::debug::flags()
+    ttys | FLAG_SAY_DENIALS | thaw_home::debug::flags()
 }
 
 fn window(stdio: [BorrowedFd<'_>; 3]) -> Option<WindowSize> {

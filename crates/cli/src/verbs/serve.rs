@@ -1,5 +1,6 @@
 //! `thaw serve`: the daemon.
 
+use super::address::address;
 use super::limits::WeakLimitsArgument;
 use super::listen::ListenArguments;
 use crate::failure::Outcome;
@@ -77,7 +78,7 @@ pub struct Arguments {
     logs: LogArguments,
     /// Serve E2B's API at this address, for its SDKs. Who may use it says e2b.toml in THAW_HOME
     /// (docs/e2b.md).
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "[IP:]PORT", value_parser = address)]
     e2b: Option<SocketAddr>,
     /// Send traces to this collector: OTLP over HTTP, without TLS. The variables OTEL_* say
     /// more (docs/production.md#traces); OTEL_EXPORTER_OTLP_ENDPOINT does the same as this option.

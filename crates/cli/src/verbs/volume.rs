@@ -66,10 +66,13 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Show a volume as JSON.
+    /// Show a volume.
     Show {
         /// The volume.
         name: Name,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Make a snapshot of a volume: all instances that use it rest meanwhile.
     Snapshot {
@@ -120,8 +123,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 false => output::print(&table(&found))?,
             }
         }
-        Action::Show { name } => {
-            output::print_json(&volumes.show(name).map_err(Failure::failed)?)?;
+        Action::Show { name, json } => {
+            let found = volumes.show(name).map_err(Failure::failed)?;
+            output::print_done(*json, &found, shown)?;
         }
         Action::Snapshot { name, label: Some(label), remove: true, .. } => {
             volumes.remove_snapshot(name, label).map_err(Failure::failed)?;
@@ -200,4 +204,62 @@ fn table(volumes: &[VolumeInfo]) -> String {
         ]);
     }
     table.text()
+}
+
+/// All that is known of a volume, without the last line end.
+fn shown(volume: &VolumeInfo) -> String {
+    let VolumeInfo { name, used, size, .. } = volume;
+    let (used, size) = (output::size(*used), output::size(*size));
+    let use_of = if volume.in_use { "in use" } else { "not in use" };
+    let mut lines = vec![format!("{name}: {used} of {size}, {use_of}")];
+    lines.extend(volume.problem.as_ref().map(|problem| format!("unusable: {problem}")));
+    let functions: Vec<&str> = volume.functions.iter().map(FunctionName::as_str).collect();
+    lines.push(match functions.is_empty() {
+        true => "no function may use it".to_owned(),
+        false => format!("functions: {}", functions.join(" ")),
+    });
+    lines.extend(
+        volume.domain.as_ref().map(|domain| format!("it counts for {}", domain.name().as_str())),
+    );
+    let host = if volume.is_host { ", which stays when it is removed" } else { "" };
+    lines.push(format!("files: {}{host}", volume.path.display()));
+    lines.extend(volume.snapshots.iter().map(|snapshot| {
+        let of = snapshot.checkpoint.as_ref().map(|name| format!(", of checkpoint {name}"));
+        let age = output::ago(snapshot.created_ms);
+        format!("snapshot {}: made {age} ago{}", snapshot.label, of.unwrap_or_default())
+    }));
+    lines.iter().map(|line| thaw_sandbox::escape(line.as_bytes())).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_shown_in_lines() {
+        let volume = VolumeInfo {
+            name: "data".to_owned(),
+            size: 1 << 30,
+            used: 3 << 20,
+            functions: vec!["shop".parse().unwrap(), "admin".parse().unwrap()],
+            domain: None,
+            in_use: true,
+            path: "/srv/a\nb".into(),
+            is_host: true,
+            problem: None,
+            snapshots: Vec::new(),
+        };
+        let expected = "data: 3.0MiB of 1.0GiB, in use\nfunctions: shop admin\n\
+                        files: /srv/a\\x0ab, which stays when it is removed";
+        assert_eq!(shown(&volume), expected);
+        let unused = VolumeInfo {
+            functions: Vec::new(),
+            in_use: false,
+            problem: Some("its size is unknown".to_owned()),
+            ..volume
+        };
+        let shown = shown(&unused);
+        let begin = "data: 3.0MiB of 1.0GiB, not in use\nunusable: its size is unknown\nno function may use it\n";
+        assert!(shown.starts_with(begin), "{shown}");
+    }
 }

@@ -2,6 +2,7 @@
 
 mod credentials;
 pub mod elf;
+pub mod missing;
 pub mod script;
 pub mod stack;
 pub mod vdso;
@@ -209,6 +210,7 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     short[..len].copy_from_slice(&base[..len]);
     thread.name.set(short);
     thread.process.family.borrow_mut().has_executed = true;
+    thread.process.missing_program.borrow_mut().clear();
     thread.process.signals.borrow_mut().reset_for_exec();
     thread.process.posix_timers.remove_all();
     let mut signals = thread.signals.borrow_mut();

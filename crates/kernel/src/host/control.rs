@@ -9,7 +9,8 @@ use core::ops::Range;
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    ConnectionClosed, MSG_CONNECTION_CLOSED, MSG_RENEWED, MSG_REPLY, MessageHeader,
+    ConnectionClosed, FLAG_SAY_LACKS, LACK_NAME_MAX, Lack, MSG_CONNECTION_CLOSED, MSG_LACKS,
+    MSG_RENEWED, MSG_REPLY, MessageHeader,
 };
 use thaw_abi::layout::CONTROL_FD;
 
@@ -280,6 +281,15 @@ pub fn wait_untouched(kind: u32, told: impl FnOnce()) {
 pub fn send(kind: u32, sequence: u64, body: &[u8], tail: &[u8]) {
     if send_to(CONTROL, kind, sequence, [body, tail]).is_err() {
         hung_up();
+    }
+}
+
+/// Tells the host, if `flags` say that it listens, what the program has asked for in vain: a `LACK_*`
+/// with its bytes, or a program of that name.
+pub fn say_lack(flags: u32, kind: u32, bytes: u64, name: &[u8]) {
+    if flags & FLAG_SAY_LACKS != 0 {
+        let lack = Lack { kind, reserved: 0, bytes };
+        send(MSG_LACKS, 0, bytemuck::bytes_of(&lack), &name[..name.len().min(LACK_NAME_MAX)]);
     }
 }
 

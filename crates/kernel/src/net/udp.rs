@@ -95,7 +95,13 @@ impl UdpSocket {
             if self.common.protocol != IPPROTO_UDP {
                 return Err(Errno::ENETUNREACH);
             }
-            super::outside::source_address(endpoint.ip)?;
+            let source = super::outside::source_address(endpoint.ip);
+            source.inspect_err(|_| {
+                // The name would be in what is sent.
+                if endpoint.port == DNS_PORT {
+                    super::outside::no_way_to_look_up(None);
+                }
+            })?;
         }
         Ok(endpoint)
     }

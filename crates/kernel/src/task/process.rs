@@ -286,6 +286,9 @@ pub struct Process {
     pub is_init: KernelCell<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
     pub parent_death_signal: KernelCell<Option<Signal>>,
+    /// The program that it has last tried to execute in vain, since there is none; empty: none. See
+    /// `exec::missing`.
+    pub missing_program: KernelCell<Vec<u8>>,
     /// When it started, on the guest's `CLOCK_BOOTTIME`, in nanoseconds.
     pub start_ns: u64,
     /// CPU time of threads that have ended, in nanoseconds.
@@ -380,6 +383,7 @@ impl Process {
             is_subreaper: KernelCell::new(false),
             is_init: KernelCell::new(false),
             parent_death_signal: KernelCell::new(None),
+            missing_program: KernelCell::default(),
             start_ns: crate::time::clock::boottime_ns(),
             ended_cpu_ns: AtomicU64::new(0),
             children_cpu_ns: AtomicU64::new(0),

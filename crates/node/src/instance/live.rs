@@ -19,7 +19,7 @@ use thaw_home::config::StopSignal;
 use thaw_home::seal::owner::{KeyId, OwnerKey};
 use thaw_home::volumes::VolumeSnapshot;
 use thaw_sandbox::{
-    Awake, BootTimes, EgressEvents, EgressPolicy, MemoryReader, RemoteEvent, RemoteMessage,
+    Awake, BootTimes, EgressEvents, EgressPolicy, Lack, MemoryReader, RemoteEvent, RemoteMessage,
     ResourceLimits, Twin, Volume,
 };
 use thaw_store::{ImageId, IndexId, Name};
@@ -411,6 +411,8 @@ pub enum Report {
     ConnectionClosed(u64),
     /// Its policy has denied outgoing connections.
     Egress(EgressEvents),
+    /// Its program has asked for something that it does not have.
+    Lacks(Lack),
     /// Something has become of a process that was started from outside.
     Remote(RemoteEvent),
     /// Nothing in it can run, as was asked.

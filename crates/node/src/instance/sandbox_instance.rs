@@ -527,6 +527,7 @@ impl Instance for SandboxInstance {
                 Progress::Event(Event::Denied(denied)) => {
                     return Poll::Ready(Report::Egress(denied));
                 }
+                Progress::Event(Event::Lacks(lack)) => return Poll::Ready(Report::Lacks(lack)),
                 Progress::Event(Event::Remote(event)) => {
                     return Poll::Ready(Report::Remote(event));
                 }

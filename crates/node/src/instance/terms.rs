@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use thaw_abi::control::FLAG_SAY_DENIALS;
-use thaw_home::config::{FunctionConfig, FunctionName, VolumeConfig};
+use thaw_abi::control::{FLAG_SAY_DENIALS, FLAG_SAY_LACKS};
+use thaw_home::config::{EntryKind, FunctionConfig, FunctionName, VolumeConfig};
 use thaw_home::secrets::{SecretSource, SecretStore};
 use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, Secrets, ThawOptions, VolumeMount};
 use thaw_store::Name;
@@ -52,6 +52,11 @@ impl InstanceTerms {
     pub fn new(config: &FunctionConfig, tenant: Arc<Tenant>, techniques: Techniques) -> Self {
         let secret_store: Arc<SecretSource> = Arc::default();
         let proxy = Proxy::of_function(config, &secret_store, tenant.injected());
+        // In a sandbox people try programs that may not be there.
+        let says_lacks = match config.entry.kind {
+            EntryKind::Sandbox => 0,
+            _ => FLAG_SAY_LACKS,
+        };
         Self {
             function: config.name.clone(),
             command: config.command.clone(),
@@ -62,6 +67,7 @@ impl InstanceTerms {
             port: config.port_number(),
             flags: thaw_home::debug::flags()
                 | FLAG_SAY_DENIALS
+                | says_lacks
                 | config.entry_flags()
                 | techniques.flags(),
             egress: config.egress.policy_within(&config.name, tenant.egress(), proxy),

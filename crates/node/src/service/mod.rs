@@ -32,6 +32,7 @@ mod held;
 mod leave;
 mod liveness;
 mod memory;
+mod missing;
 mod own_volumes;
 mod place;
 mod reports;
@@ -59,6 +60,7 @@ use crate::metrics::ConnectionCounters;
 use crate::node::NodeState;
 use crate::tenants::Tenant;
 use crowding::Crowding;
+use missing::MissingPrograms;
 use serde::{Deserialize, Serialize};
 use slots::{Slot, Slots};
 use std::collections::HashSet;
@@ -97,6 +99,8 @@ pub struct Service {
     unreachable: Mutex<Option<String>>,
     /// How its requests go.
     health: Health,
+    /// Programs that its log says do not exist.
+    missing_programs: MissingPrograms,
     /// A turn for each request that waits until the image is unpacked.
     waiting_for_image: Semaphore,
     /// It is served no longer.
@@ -174,6 +178,7 @@ impl Service {
             waiting_for_image: Semaphore::new(place::WAITING_FOR_IMAGE_MAX),
             unreachable: Mutex::default(),
             health,
+            missing_programs: MissingPrograms::default(),
             retired: AtomicBool::new(false),
         })
     }

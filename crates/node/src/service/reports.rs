@@ -49,6 +49,12 @@ impl Service {
         self.shared.metrics().egress(self.name(), made, denied);
     }
 
+    /// Whether no instance of the function has looked for a program of this name in vain before, and few
+    /// others were looked for.
+    pub(crate) fn is_first_lack_of(&self, program: &str) -> bool {
+        self.missing_programs.is_news(program)
+    }
+
     /// An instance has lost a connection.
     pub(crate) fn disconnected(&self, id: u64) {
         let mut slots = self.slots();

@@ -6,6 +6,7 @@
 mod children;
 mod session;
 
+use super::address::address;
 use super::limits::WeakLimitsArgument;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
@@ -34,8 +35,8 @@ pub struct Arguments {
     /// The directory with the function's thaw.toml.
     #[arg(value_name = "DIR", default_value = ".")]
     directory: PathBuf,
-    /// Address of the gateway of a daemon of its own.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    /// Address of the gateway of a daemon of its own; a port alone is one of 127.0.0.1.
+    #[arg(long, value_name = "[IP:]PORT", default_value = "127.0.0.1:8080", value_parser = address)]
     listen: SocketAddr,
     /// How long files must be unchanged before they are built.
     #[arg(long, value_name = "DURATION", default_value = "200ms")]

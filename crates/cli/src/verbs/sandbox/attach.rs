@@ -3,7 +3,7 @@
 use crate::client::{Daemon, DaemonArguments};
 use crate::exec_client;
 use crate::failure::{Failure, Outcome};
-use crate::output;
+use crate::output::{self, Table};
 use crate::verbs::exec::instance_of;
 use clap::Args;
 use std::io::{self, Write};
@@ -32,9 +32,12 @@ pub struct Arguments {
 pub struct LogArguments {
     #[command(flatten)]
     which: Which,
-    /// List the processes instead, as JSON.
+    /// List the processes instead.
     #[arg(long)]
     list: bool,
+    /// With --list, print JSON.
+    #[arg(long, requires = "list")]
+    json: bool,
 }
 
 /// A process.
@@ -83,7 +86,11 @@ pub fn logs(arguments: &LogArguments) -> Outcome {
     let daemon = Daemon::find(&which.daemon)?;
     let instance = instance_of(&daemon, &which.name)?;
     if arguments.list {
-        output::print_json(&which.all(&daemon, instance)?)?;
+        let all = which.all(&daemon, instance)?;
+        match arguments.json {
+            true => output::print_json(&all)?,
+            false => output::print(&table(&all))?,
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let info = which.one(&daemon, instance, false)?;
@@ -92,4 +99,50 @@ pub fn logs(arguments: &LogArguments) -> Outcome {
     io::copy(&mut answer.body_mut().as_reader(), &mut io::stdout())?;
     io::stdout().flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Processes, a line each.
+fn table(all: &[ExecInfo]) -> String {
+    let mut table = Table::new(&["PROCESS", "STATE", "AGE", "COMMAND"]);
+    for info in all {
+        let state = match &info.state {
+            ExecState::Starting => "starting".to_owned(),
+            ExecState::Running { pid } => format!("running as {pid}"),
+            ExecState::Ended { signal: Some(signal), .. } => format!("ended by signal {signal}"),
+            ExecState::Ended { code, .. } => format!("ended with {}", code.unwrap_or_default()),
+            ExecState::Failed { .. } => "not started".to_owned(),
+        };
+        let command = thaw_sandbox::escape(info.argv.join(" ").as_bytes());
+        table.row(vec![info.id.to_string(), state, format!("{} s", info.age_s), command]);
+    }
+    table.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_a_line_each() {
+        let info = |id, argv: &[&str], state| ExecInfo {
+            id,
+            argv: argv.iter().map(|&word| word.to_owned()).collect(),
+            terminal: false,
+            ends_sandbox: false,
+            state,
+            age_s: 7,
+        };
+        let all = [
+            info(1, &["sh", "-c", "a\x1b[m\n"], ExecState::Running { pid: 5 }),
+            info(2, &["ls"], ExecState::Ended { code: Some(3), signal: None }),
+            info(13, &["ls"], ExecState::Ended { code: None, signal: Some(9) }),
+            info(14, &["no"], ExecState::Failed { reason: "none".to_owned(), code: Some(127) }),
+        ];
+        let expected = "PROCESS  STATE              AGE  COMMAND\n\
+                        1        running as 5       7 s  sh -c a\\x1b[m\\x0a\n\
+                        2        ended with 3       7 s  ls\n\
+                        13       ended by signal 9  7 s  ls\n\
+                        14       not started        7 s  no\n";
+        assert_eq!(table(&all), expected);
+    }
 }

@@ -25,7 +25,7 @@ use thaw_oci::Reference;
 #[command(after_help = "Examples:\n  \
     thaw sandbox create debian:12\n  \
     thaw sandbox create my-function --name box --timeout 10m --on-timeout kill\n  \
-    thaw sandbox create debian:12 --egress '*:443'\n  \
+    thaw sandbox create debian:12 --allow-egress '*:443'\n  \
     thaw sandbox create debian:12 -v data:/data\n  \
     thaw sandbox create --checkpoint before --name box\n  \
     thaw sandbox create debian:12 --metadata owner=me --json")]
@@ -50,11 +50,12 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=VALUE")]
     metadata: Vec<String>,
     /// A destination that it may connect to, in place of those of its function, such as
-    /// `api.example.com:443`; `thaw sandbox egress` changes that while it runs.
-    #[arg(long, value_name = "RULE")]
-    egress: Vec<EgressRule>,
+    /// `api.example.com:443`; may be given several times. `thaw sandbox egress` changes that while it
+    /// runs.
+    #[arg(long, visible_alias = "egress", value_name = "TARGET:PORTS")]
+    allow_egress: Vec<EgressRule>,
     /// It may connect to nothing, whatever its function may.
-    #[arg(long, conflicts_with = "egress")]
+    #[arg(long, conflicts_with = "allow_egress")]
     no_egress: bool,
     /// Mount a volume (`thaw volume`) of the function's tenant, to be written; with :ro, read-only.
     #[arg(long, short, value_name = "NAME:GUEST[:ro]")]
@@ -98,8 +99,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
             When::Kill => OnTimeout::Kill,
         },
         metadata: metadata.collect::<Result<BTreeMap<_, _>, _>>()?,
-        egress: (arguments.no_egress || !arguments.egress.is_empty())
-            .then(|| SandboxEgress { allow: arguments.egress.clone(), ..SandboxEgress::default() }),
+        egress: (arguments.no_egress || !arguments.allow_egress.is_empty()).then(|| {
+            SandboxEgress { allow: arguments.allow_egress.clone(), ..SandboxEgress::default() }
+        }),
         volumes,
         ..NewSandbox::default()
     };

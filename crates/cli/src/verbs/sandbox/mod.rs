@@ -12,7 +12,7 @@ mod table;
 mod upload;
 
 use crate::client::{Daemon, DaemonArguments};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome, harmless};
 use crate::key_file::KeyFile;
 use crate::output;
 use crate::verbs::{checkpoint, exec};
@@ -58,21 +58,24 @@ enum Verb {
     Egress(egress::Arguments),
     Inject(inject::Arguments),
     Limits(limits::Arguments),
-    /// Have a sandbox give up its memory until it is used again.
+    /// Have sandboxes give up their memory until they are used again.
     #[command(after_help = "Example:\n  thaw sandbox pause box")]
-    Pause(OneArguments),
-    /// Have a paused sandbox take its memory back.
+    Pause(SomeArguments),
+    /// Have paused sandboxes take their memory back.
     #[command(after_help = "Example:\n  thaw sandbox resume box")]
-    Resume(OneArguments),
+    Resume(SomeArguments),
     /// Make another sandbox with all that this one has in memory.
     #[command(after_help = "Example:\n  thaw sandbox fork box --name copy")]
     Fork(ForkArguments),
     /// Write a sandbox to the store, for `thaw sandbox create --checkpoint`.
     #[command(after_help = "Example:\n  thaw sandbox checkpoint box before")]
     Checkpoint(CheckpointArguments),
-    /// End a sandbox.
-    #[command(after_help = "Example:\n  thaw sandbox kill box", alias = "rm")]
-    Kill(OneArguments),
+    /// End sandboxes.
+    #[command(
+        after_help = "Examples:\n  thaw sandbox kill box\n  thaw sandbox kill one two",
+        alias = "rm"
+    )]
+    Kill(SomeArguments),
 }
 
 #[derive(Debug, Args)]
@@ -89,6 +92,19 @@ struct OneArguments {
     /// The sandbox, by its name or the number of its instance.
     name: String,
     /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+#[derive(Debug, Args)]
+struct SomeArguments {
+    /// The sandboxes, by their names or the numbers of their instances. One that fails does not keep the
+    /// others from it.
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// Print JSON, a value for each.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -130,24 +146,47 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Verb::Inject(arguments) => inject::run(arguments),
         Verb::Limits(arguments) => limits::run(arguments),
         Verb::Logs(arguments) => attach::logs(arguments),
-        Verb::Pause(one) => post(one, "pause", "paused"),
-        Verb::Resume(one) => post(one, "resume", "resumed"),
+        Verb::Pause(some) => {
+            each(some, "paused", |daemon, path| daemon.post(&format!("{path}/pause")))
+        }
+        Verb::Resume(some) => {
+            each(some, "resumed", |daemon, path| daemon.post(&format!("{path}/resume")))
+        }
         Verb::Fork(fork) => {
             let action = format!("fork?name={}", output::escape(&fork.new_name));
             post(&fork.one, &action, "forked as")
         }
         Verb::Checkpoint(arguments) => write_checkpoint(arguments),
-        Verb::Kill(one) => {
-            let daemon = Daemon::find(&one.daemon)?;
-            let ended: SandboxInfo = daemon.send_empty("DELETE", &path(&one.name))?;
-            output::print_done(one.json, &ended, |ended| format!("ended {}", ended.name))
-        }
+        Verb::Kill(some) => each(some, "ended", |daemon, path| daemon.send_empty("DELETE", path)),
     }
 }
 
 /// The path of a sandbox in the admin API.
 fn path(name: &str) -> String {
     format!("/sandboxes/{}", output::escape(name))
+}
+
+/// Does something to each of several sandboxes, in a line each; it fails if that fails for one.
+fn each(
+    some: &SomeArguments,
+    done: &str,
+    act: impl Fn(&Daemon, &str) -> Result<SandboxInfo, Failure>,
+) -> Outcome {
+    let daemon = Daemon::find(&some.daemon)?;
+    let one = |name: &String| {
+        let info = act(&daemon, &path(name))?;
+        output::print_done(some.json, &info, |info| format!("{done} {}", info.name))
+    };
+    let (last, others) = some.names.split_last().expect("clap wants one");
+    let mut code = ExitCode::SUCCESS;
+    for failure in others.iter().filter_map(|name| one(name).err()) {
+        if let Some(message) = failure.message() {
+            eprintln!("thaw: {}", harmless(message));
+            code = failure.exit_code();
+        }
+    }
+    // Whoever has asked for one alone hears of it as of every other verb.
+    one(last).map(|_| code)
 }
 
 fn post(one: &OneArguments, action: &str, done: &str) -> Outcome {

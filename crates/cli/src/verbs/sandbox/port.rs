@@ -4,6 +4,7 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::exec_client::Stream;
 use crate::failure::{Failure, Outcome};
 use crate::output;
+use crate::verbs::address::address;
 use clap::Args;
 use std::io::{self, Read, Write, stderr, stdin, stdout};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -31,8 +32,8 @@ pub struct Arguments {
     name: String,
     /// The port in the sandbox.
     port: NonZeroU16,
-    /// Where to listen; its address is printed.
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
+    /// Where to listen; a port alone is one of 127.0.0.1. The address is printed.
+    #[arg(long, value_name = "[IP:]PORT", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
     /// Pass standard input and output on, for one connection, and listen nowhere.
     #[arg(long, conflicts_with = "listen")]

@@ -23,7 +23,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::args::{Fd, Flags, PidNumber, SignalNumber, UserPtr, UserString, Word};
 use crate::errno::{Errno, Result};
-use crate::exec::{ARGUMENTS_MAX, Program};
+use crate::exec::{ARGUMENTS_MAX, Program, missing};
 use crate::fs::Context;
 use crate::fs::walk::Follow;
 use crate::platform::machine::{Machine, Memory, ThreadState, Threads};
@@ -99,8 +99,9 @@ fn execute(
 ) -> Result<u64> {
     let path = path.read_path()?;
     let (argv, envp) = read_arguments(argv, envp)?;
-    let program = Program::open(context, start, &path, follow, argv, envp)?;
-    crate::exec::replace_program(program, &path)
+    let program = Program::open(context, start, &path, follow, argv, envp);
+    let done = program.and_then(|program| crate::exec::replace_program(program, &path));
+    done.inspect_err(|&error| missing::not_executed(context, start, &path, error))
 }
 
 /// The strings of an `argv` or an environment, without their ends.

@@ -4,6 +4,7 @@
 
 mod asleep;
 mod ending;
+mod lacks;
 mod liveness;
 mod rest;
 mod sleep;
@@ -19,6 +20,7 @@ use super::live::{Checkpoint, Instance, Origin, Report};
 use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
 use ending::{EndLater, Stopping};
+use lacks::Lacks;
 use liveness::{Health, Probed};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
 use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
@@ -202,6 +204,8 @@ pub(crate) struct Supervisor {
     trims: Trims,
     /// Denied connections that were logged.
     denials_logged: usize,
+    /// What it was heard to lack.
+    lacks: Lacks,
     served: u64,
     /// When to look whether the instance has been idle for too long.
     idle_look: Option<Instant>,
@@ -294,6 +298,7 @@ impl Supervisor {
             sleepiness: Sleepiness::default(),
             trims: Trims::default(),
             denials_logged: 0,
+            lacks: Lacks::default(),
             served: 0,
             idle_look,
             ring_at: None,
@@ -330,6 +335,7 @@ impl Supervisor {
                 }
                 Step::Report(Report::Remote(event)) => self.connections.execs().heard(event),
                 Step::Report(Report::Egress(events)) => self.egress(&events),
+                Step::Report(Report::Lacks(lack)) => self.lacks(&lack),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) if self.sleepiness.is_asked() => {
                     if self.at_rest_to_sleep(rest) {
