@@ -308,6 +308,36 @@ static void without_privilege(void)
     finish(other);
 }
 
+static long io_priority(void)
+{
+    return syscall(SYS_ioprio_get, 1, 0);
+}
+
+static void input_and_output(void)
+{
+    PART("input and output");
+    enum { REAL_TIME = 1 << 13, BEST_EFFORT = 2 << 13, IDLE = 3 << 13 };
+    MUST(syscall(SYS_ioprio_set, 1, 0, IDLE));
+    say("%lx", io_priority());
+    MUST(syscall(SYS_ioprio_set, 1, getpid(), BEST_EFFORT | 6));
+    say(" %lx\n", io_priority());
+    TRY(syscall(SYS_ioprio_set, 1, 0, 5 << 13));
+    TRY(syscall(SYS_ioprio_set, 1, 0, 3));
+    TRY(syscall(SYS_ioprio_set, 0, 0, IDLE));
+    TRY(syscall(SYS_ioprio_set, 1, NO_SUCH_ID, IDLE));
+    TRY(syscall(SYS_ioprio_get, 4, 0));
+    pid_t child = MUST(fork());
+    if (!child) {
+        say("child %lx\n", io_priority());
+        if (geteuid() == 0)
+            MUST(setresuid(NOBODY, NOBODY, NOBODY));
+        TRY(syscall(SYS_ioprio_set, 1, 0, REAL_TIME));
+        TRY(syscall(SYS_ioprio_set, 1, 0, BEST_EFFORT));
+        _exit(0);
+    }
+    finish(child);
+}
+
 int main(void)
 {
     base = getpriority(PRIO_PROCESS, 0);
@@ -323,5 +353,6 @@ int main(void)
     without_privilege();
     ordinary_policies();
     attributes();
+    input_and_output();
     return 0;
 }

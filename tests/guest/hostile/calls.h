@@ -204,6 +204,8 @@
     CALL(234, tgkill, "iii") \
     CALL(235, utimes, "sx") \
     CALL(247, waitid, "iixxx") \
+    CALL(251, ioprio_set, "iii") \
+    CALL(252, ioprio_get, "ii") \
     CALL(253, inotify_init, "") \
     CALL(254, inotify_add_watch, "fsx") \
     CALL(255, inotify_rm_watch, "fi") \

@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 pub fn start(daemon: &Daemon, instance: u64, options: &Options, command: &[String]) -> Outcome {
     let request = ExecRequest {
         argv: command.to_vec(),
-        env: options.env.clone(),
+        env: environment(options),
         workdir: options.workdir.clone(),
         user: options.user.clone(),
         terminal: options.tty.then(|| exec_client::window().unwrap_or((24, 80))),
@@ -86,6 +86,15 @@ pub fn start(daemon: &Daemon, instance: u64, options: &Options, command: &[Strin
     }
     let info = exec_client::begin(daemon, instance, &request)?;
     output::print_done(options.json, &info, |info| info.id.to_string())
+}
+
+/// What is added to the environment: a program at a terminal is told which one that is.
+fn environment(options: &Options) -> Vec<String> {
+    let is_given = options.env.iter().any(|variable| variable.starts_with("TERM="));
+    let term = || std::env::var("TERM").ok().filter(|term| !term.is_empty());
+    let term = (options.tty && !is_given)
+        .then(|| format!("TERM={}", term().unwrap_or_else(|| "xterm".to_owned())));
+    options.env.iter().cloned().chain(term).collect()
 }
 
 /// The number of the instance that is meant.

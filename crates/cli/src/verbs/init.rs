@@ -28,7 +28,13 @@ pub struct Arguments {
     #[arg(value_name = "DIR", default_value = ".")]
     directory: PathBuf,
     /// Write a hello in this language: python, node, go, java, ruby, php or c.
-    #[arg(long, value_name = "LANGUAGE", conflicts_with_all = ["language", "force"], requires = "directory")]
+    #[arg(
+        long,
+        value_name = "LANGUAGE",
+        ignore_case = true,
+        conflicts_with_all = ["language", "force"],
+        requires = "directory"
+    )]
     template: Option<Starter>,
     /// The language, if the directory has files of several: python, node, go, java, ruby, php,
     /// perl, rust, c, cpp or binary.

@@ -18,6 +18,7 @@ const SIOCGIFMTU: u32 = 0x8921;
 const SIOCGIFHWADDR: u32 = 0x8927;
 const SIOCGIFINDEX: u32 = 0x8933;
 const SIOCGIFTXQLEN: u32 = 0x8942;
+const SIOCETHTOOL: u32 = 0x8946;
 /// `SIOCSIFFLAGS` and the other calls that change an interface.
 const CHANGES: &[u32] = &[
     0x8914, 0x8916, 0x8918, 0x891a, 0x891c, 0x891e, 0x8922, 0x8923, 0x8924, 0x8931, 0x8932, 0x8943,
@@ -116,6 +117,8 @@ pub fn ioctl(request: u32, argument: UserAddress) -> Result<u64> {
             }
         }
         request if CHANGES.contains(&request) => return Err(Errno::EPERM),
+        // No interface has a driver that would know its speed.
+        SIOCETHTOOL => return Err(find(argument).err().unwrap_or(Errno::EOPNOTSUPP)),
         _ => return Err(Errno::ENOTTY),
     }
     Ok(0)

@@ -135,6 +135,11 @@ impl UdpSocket {
         self.flows.add_client(connection, fd, &self.common.queue);
     }
 
+    /// Where it is connected to.
+    pub fn connected_to(&self) -> Option<Endpoint> {
+        self.state.get().peer
+    }
+
     /// Whether somebody waits for a datagram, and none is there.
     pub fn waits_for_datagrams(&self) -> bool {
         !self.common.queue.is_empty() && !self.poll().contains(Events::IN)

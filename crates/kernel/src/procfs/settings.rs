@@ -200,7 +200,7 @@ fn set_hostname(text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// `/proc/PID/net`. Sockets live inside the kernel and are not listed: the
+/// `/proc/PID/net`. Of sockets it lists those of TCP that listen, and those of UDP that are bound; the other
 /// tables have their headings only.
 pub(super) const NET: &[Item] = &[
     text("arp", "IP address       HW type     Flags       HW address            Mask     Device\n"),
@@ -215,12 +215,11 @@ pub(super) const NET: &[Item] = &[
         "sockstat",
         "sockets: used 0\nTCP: inuse 0 orphan 0 tw 0 alloc 0 mem 0\nUDP: inuse 0 mem 0\n",
     ),
-    text("tcp", INET),
-    text("tcp6", INET6),
-    text("udp", INET),
-    text("udp6", INET6),
+    file("tcp", proc_files::tcp),
+    file("tcp6", proc_files::tcp6),
+    file("udp", proc_files::udp),
+    file("udp6", proc_files::udp6),
     text("unix", "Num       RefCount Protocol Flags    Type St Inode Path\n"),
 ];
 
 const INET: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
-const INET6: &str = "  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";

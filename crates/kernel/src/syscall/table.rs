@@ -139,6 +139,8 @@ pub const ENTRIES: &[Entry] = &[
     call!(217, files::directory::getdents64, Full),
     call!(221, files::sync::fadvise64, Full),
     call!(235, files::attributes::utimes, Full),
+    call!(251, tasks::ioprio_set, Partial(NOT_SCHEDULED)),
+    call!(252, tasks::ioprio_get, Full),
     call!(253, files::watching::inotify_init, Full),
     call!(254, files::watching::inotify_add_watch, Full),
     call!(255, files::watching::inotify_rm_watch, Full),

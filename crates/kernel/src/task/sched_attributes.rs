@@ -45,6 +45,43 @@ impl Policy {
     }
 }
 
+/// Class and priority of input and output (ioprio_set(2)): the class in the three highest of 16 bits, a
+/// level of 0 to 7 in the three lowest, hints to a device between them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoPriority(u16);
+
+impl IoPriority {
+    /// `EINVAL`: there is no such class, or the class has no levels.
+    pub fn new(value: u32) -> Result<Self> {
+        // The others of its bits are nobody's.
+        let new = Self(value as u16);
+        match (new.class(), new.0 & 7) {
+            (0, 0) | (1..=3, _) => Ok(new),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn class(self) -> u16 {
+        self.0 >> 13
+    }
+
+    /// `IOPRIO_CLASS_RT`.
+    pub fn is_real_time(self) -> bool {
+        self.class() == 1
+    }
+
+    /// The value of the call.
+    pub fn value(self) -> u32 {
+        self.0.into()
+    }
+
+    /// Of two, the one that goes first: no class is that of the most programs, best effort.
+    pub fn best(self, other: Self) -> Self {
+        let rank = |one: Self| if one.class() == 0 { 2 << 13 | 4 } else { one.0 };
+        if rank(other) < rank(self) { other } else { self }
+    }
+}
+
 /// What a thread has asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scheduling {
@@ -58,6 +95,8 @@ pub struct Scheduling {
     pub resets_on_fork: bool,
     /// CPUs that it may run on, a bit for each; `None` for all.
     pub affinity: Option<u64>,
+    /// Class and priority of its input and output.
+    pub io_priority: IoPriority,
 }
 
 impl Scheduling {
@@ -69,7 +108,7 @@ impl Scheduling {
         }
         let policy = if self.policy.is_real_time() { Policy::Other } else { self.policy };
         let nice = if self.policy.is_real_time() { 0 } else { self.nice.max(0) };
-        Self { policy, priority: 0, nice, resets_on_fork: false, affinity: self.affinity }
+        Self { policy, priority: 0, nice, resets_on_fork: false, ..self }
     }
 
     /// The CPUs of `present` that it may run on: all of them if what it has asked
@@ -108,6 +147,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn priorities_of_input_and_output_are_compared() {
+        let [real_time, best_effort, idle] =
+            [1, 2, 3].map(|class| IoPriority::new(class << 13 | 4));
+        let (real_time, best_effort, idle) =
+            (real_time.unwrap(), best_effort.unwrap(), idle.unwrap());
+        assert_eq!(idle.best(best_effort).best(real_time), real_time);
+        assert_eq!(idle.best(IoPriority::default()), IoPriority::default());
+        assert_eq!(IoPriority::new(3), Err(Errno::EINVAL));
+        assert_eq!(IoPriority::new(4 << 13), Err(Errno::EINVAL));
+    }
+
+    #[test]
     fn children_of_a_resetting_thread_are_ordinary() {
         let real_time = Scheduling {
             policy: Policy::Fifo,
@@ -115,8 +166,10 @@ mod tests {
             nice: -3,
             resets_on_fork: true,
             affinity: Some(2),
+            io_priority: IoPriority::new(3 << 13).unwrap(),
         };
-        let ordinary = Scheduling { affinity: Some(2), ..Scheduling::default() };
+        let io_priority = real_time.io_priority;
+        let ordinary = Scheduling { affinity: Some(2), io_priority, ..Scheduling::default() };
         assert_eq!(real_time.inherited(), ordinary);
         let batch = Scheduling { policy: Policy::Batch, priority: 0, ..real_time };
         assert_eq!(batch.inherited(), Scheduling { policy: Policy::Batch, ..ordinary });

@@ -434,7 +434,7 @@ fn refused(errno: i32, path: &str) -> FileProblem {
 fn explain(errno: i32) -> String {
     match errno {
         libc::ENOENT => "it does not exist in the sandbox".into(),
-        libc::EACCES | libc::EPERM => "the user may not do that; name another with --user".into(),
+        libc::EACCES | libc::EPERM => "the user may not do that; name another user".into(),
         libc::EISDIR => "it is a directory".into(),
         libc::ENOTDIR => "a part of it is no directory".into(),
         libc::ENOTEMPTY => "the directory is not empty; say that all in it is meant".into(),

@@ -12,7 +12,9 @@ use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::ids::Pgid;
 use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
-use crate::task::sched_attributes::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling, present_cpus};
+use crate::task::sched_attributes::{
+    IoPriority, NICE_RANGE, PRIORITY_MAX, Policy, Scheduling, present_cpus,
+};
 use crate::task::thread::current_arc;
 use crate::task::{Capabilities, Process, Thread, current_process, scheduler};
 use crate::time::Timespec;
@@ -340,6 +342,34 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
         _ => return Err(Errno::EINVAL),
     };
     if found.is_empty() { Err(Errno::ESRCH) } else { Ok(found) }
+}
+
+/// The threads that `which` and `who` of ioprio_get(2) name: the same ones by numbers from 1 on.
+fn named_of_io(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
+    named(which.checked_sub(1).ok_or(Errno::EINVAL)?, who)
+}
+
+/// ioprio_get(2): the best of those named.
+pub fn ioprio_get(which: u32, who: u32) -> Result<u32> {
+    let named = named_of_io(which, who)?;
+    let all = named.iter().map(|thread| thread.scheduling.get().io_priority);
+    Ok(all.reduce(IoPriority::best).unwrap_or_default().value())
+}
+
+/// ioprio_set(2).
+pub fn ioprio_set(which: u32, who: u32, priority: u32) -> Result<()> {
+    let priority = IoPriority::new(priority)?;
+    if priority.is_real_time() && !is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    let named = named_of_io(which, who)?;
+    if !is_privileged() && named.iter().any(|thread| !is_own(&thread.process)) {
+        return Err(Errno::EPERM);
+    }
+    for thread in named {
+        thread.scheduling.borrow_mut().io_priority = priority;
+    }
+    Ok(())
 }
 
 /// getpriority(2): the highest priority of those named, as 20 minus nice.
