@@ -24,7 +24,10 @@ impl Supervisor {
             return;
         }
         let text = explained(lack, self.service.config());
-        tracing::warn!(function = %self.service.name(), instance = self.id, "{text}");
+        // Of memory, the sandbox' kernel has said so in the daemon's log.
+        if let Lack::Program(_) = lack {
+            tracing::warn!(function = %self.service.name(), instance = self.id, "{text}");
+        }
         self.instance.remark(&text);
     }
 }
