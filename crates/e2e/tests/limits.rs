@@ -290,6 +290,37 @@ sys.exit(3)
     }
 }
 
+#[test]
+fn memory_of_removed_files_can_be_used_again() {
+    if !limits_are_enforced() {
+        return;
+    }
+    // Each time 90 MiB of files, and then 90 of the program's own, of 128.
+    let alone = "\
+import os
+for make_free in (os.remove, lambda path: os.truncate(path, 0)):
+    with open('/tmp/file', 'wb') as file:
+        for _ in range(90):
+            file.write(b'x' * (1 << 20))
+    make_free('/tmp/file')
+    memory = bytearray(b'y') * (90 << 20)
+    del memory
+os.mkdir('/tmp/many')
+for number in range(900):
+    with open(f'/tmp/many/{number}', 'wb') as file:
+        file.write(b'x' * 100000)
+for number in range(900):
+    os.remove(f'/tmp/many/{number}')
+memory = bytearray(b'y') * (90 << 20)
+print('all of it was there')
+";
+    let of_several = format!("import os\nif os.fork() == 0:\n    os._exit(0)\nos.wait()\n{alone}");
+    for script in [alone, &of_several] {
+        let outcome = sandboxed(&["--memory=128MiB"], script);
+        assert_eq!(outcome.success(), "all of it was there\n");
+    }
+}
+
 /// The groups that a process with this number has made for its sandboxes.
 fn groups_of(pid: u32) -> Vec<PathBuf> {
     fn search(directory: &Path, prefix: &str, depth: u32, found: &mut Vec<PathBuf>) {

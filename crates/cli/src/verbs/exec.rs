@@ -108,3 +108,25 @@ pub fn instance_of(daemon: &Daemon, text: &str) -> Result<u64, Failure> {
     let info: SandboxInfo = daemon.get(&format!("/sandboxes/{}", output::escape(text)))?;
     Ok(info.instance)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn a_program_at_a_terminal_is_told_which_one_that_is() {
+        let of = |line: &[&str]| environment(&Line::parse_from([&["thaw"], line].concat()).options);
+        assert!(of(&[]).is_empty());
+        assert_eq!(of(&["--env", "A=1"]), ["A=1"]);
+        assert_eq!(of(&["-t", "--env", "TERM=vt100"]), ["TERM=vt100"]);
+        let [term] = <[String; 1]>::try_from(of(&["-t"])).unwrap();
+        assert!(term.starts_with("TERM=") && term.len() > "TERM=".len(), "{term}");
+    }
+}
