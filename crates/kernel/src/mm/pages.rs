@@ -31,6 +31,15 @@ pub const PAGES_AT_ONCE: usize = 64;
 /// pages all the time find theirs made.
 const HELD_MAX: u64 = 1024;
 
+/// A page of a block that was taken.
+struct Taken {
+    index: usize,
+    /// It may hold old data.
+    was_touched: bool,
+    /// The host may have kept memory for it.
+    was_held: bool,
+}
+
 /// First page of a block.
 #[repr(C)]
 pub struct ControlPage {
@@ -61,14 +70,15 @@ impl ControlPage {
         self.held = [0; 16];
     }
 
-    /// Takes a page: its index, and whether it may hold old data.
-    fn take(&mut self) -> Option<(usize, bool)> {
+    /// Takes a page.
+    fn take(&mut self) -> Option<Taken> {
         if self.free_words == 0 {
             return None;
         }
         let word = self.free_words.trailing_zeros() as usize;
         let bit = self.free[word].trailing_zeros() as usize;
         self.free[word] &= !(1 << bit);
+        let was_held = self.is_held(word * 64 + bit);
         self.held[word] &= !(1 << bit);
         if self.free[word] == 0 {
             self.free_words &= !(1 << word);
@@ -79,7 +89,7 @@ impl ControlPage {
         let was_touched = index < self.touched as usize;
         self.touched = self.touched.max(index as u16 + 1);
         self.made = self.made.max(index as u16 + 1);
-        Some((index, was_touched))
+        Some(Taken { index, was_touched, was_held })
     }
 
     /// Of so many pages that are taken next those that the host has not made, by their indices. Pages
@@ -201,6 +211,8 @@ pub struct PageAllocator {
     blocks: u64,
     /// No block before this one has a free page.
     first_candidate: u64,
+    /// Free pages for which the host may keep memory.
+    held: u64,
     /// Pages that were released since free pages were given back last.
     released: u64,
     /// The blocks that they are in.
@@ -215,7 +227,15 @@ impl PageAllocator {
     /// The area, aligned to a block, is the allocator's alone, and memory that the source has
     /// mapped stays.
     pub const unsafe fn new(base: u64, source: Source) -> Self {
-        Self { base, blocks: 0, first_candidate: 0, released: 0, released_in: 0..0, source }
+        Self {
+            base,
+            blocks: 0,
+            first_candidate: 0,
+            held: 0,
+            released: 0,
+            released_in: 0..0,
+            source,
+        }
     }
 
     /// The page store of the sandbox, still empty.
@@ -245,7 +265,8 @@ impl PageAllocator {
         loop {
             while self.first_candidate < self.blocks {
                 let control = self.control_mut(self.first_candidate);
-                if let Some((index, was_touched)) = control.take() {
+                if let Some(Taken { index, was_touched, was_held }) = control.take() {
+                    self.held -= u64::from(was_held);
                     let page = (self.base + self.first_candidate * BLOCK) as usize + index * PAGE;
                     let page = page as *mut [u8; PAGE];
                     if was_touched {
@@ -302,8 +323,10 @@ impl PageAllocator {
             0 => block..block + 1,
             _ => all.start.min(block)..all.end.max(block + 1),
         };
+        self.held += 1;
         self.released += 1;
-        if self.released >= HELD_MAX {
+        // The host may not have taken those of the last time.
+        if self.held >= HELD_MAX && self.released >= HELD_MAX {
             self.released = 0;
             self.released_in.clone().for_each(|block| self.discard_held(block));
         }
@@ -313,15 +336,17 @@ impl PageAllocator {
     fn discard_held(&mut self, block: u64) {
         let (start, discard) = (self.base + block * BLOCK, self.source.discard);
         let control = self.control_mut(block);
-        let mut at = 0;
+        let (mut at, mut given_back) = (0, 0);
         while control.held != [0; 16]
             && let Some(run) = control.next_held(at)
         {
             at = run.end;
             if discard(start + (run.start * PAGE) as u64, (run.len() * PAGE) as u64).is_ok() {
+                given_back += run.len() as u64;
                 control.given_back(run);
             }
         }
+        self.held -= given_back;
     }
 
     fn locate(&self, address: u64) -> (u64, usize) {
