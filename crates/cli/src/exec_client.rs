@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use thaw_daemon::admin::{EXEC_PROTOCOL, Frame, Problem};
+use thaw_node::instance::InstanceState;
 use thaw_node::sandboxes::{ExecInfo, ExecRequest};
+use thaw_node::service::InstanceInfo;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Most bytes of the head of an answer.
@@ -78,7 +80,23 @@ pub fn run(daemon: &Daemon, instance: u64, request: &ExecRequest) -> Outcome {
         true => Ok(()),
         false => pass_signals(daemon, instance, exec, left),
     };
-    converse(daemon, &path, &body, (input, has_terminal), started)
+    let killed = || match request.ends_sandbox {
+        true => {}
+        false => say_if_ended(daemon, instance),
+    };
+    converse(daemon, &path, &body, (input, has_terminal), (started, killed))
+}
+
+/// Says so if a process was killed since its sandbox has ended.
+fn say_if_ended(daemon: &Daemon, instance: u64) {
+    let Ok(all) = daemon.get::<Vec<InstanceInfo>>("/instances") else { return };
+    let lives = |one: &InstanceInfo| one.id == instance && one.state != InstanceState::Ending;
+    if !all.iter().any(lives) {
+        eprintln!(
+            "thaw: the sandbox has ended, with all of its processes; the log of its function \
+             (`thaw logs`) says why"
+        );
+    }
 }
 
 /// Starts a process in an instance that nobody stays with.
@@ -96,7 +114,8 @@ pub fn begin(daemon: &Daemon, instance: u64, request: &ExecRequest) -> Result<Ex
 pub fn attach(daemon: &Daemon, instance: u64, exec: u64, has_terminal: bool) -> Outcome {
     let path = format!("/instances/{instance}/execs/{exec}/attach");
     // Who attached goes away again, and the process goes on.
-    converse(daemon, &path, b"", (Input::Passed, has_terminal), |_| Ok(()))
+    let killed = || say_if_ended(daemon, instance);
+    converse(daemon, &path, b"", (Input::Passed, has_terminal), (|_| Ok(()), killed))
 }
 
 /// Rows and columns of this terminal, if it is one.
@@ -110,7 +129,7 @@ fn converse(
     path: &str,
     body: &[u8],
     (input, has_terminal): (Input, bool),
-    started: impl FnOnce(u64) -> io::Result<()>,
+    (started, killed): (impl FnOnce(u64) -> io::Result<()>, impl FnOnce()),
 ) -> Outcome {
     let mut stream = daemon.upgraded(path, EXEC_PROTOCOL, body)?;
     let sender = Arc::new(Mutex::new(stream.again()?));
@@ -123,7 +142,14 @@ fn converse(
         // It ends with this process: nobody could interrupt its read.
         thread::spawn(move || pass_input(&sender, has_terminal));
     }
-    show(&mut *stream, started)
+    let (code, signal) = show(&mut *stream, started)?;
+    if i32::from(signal) == libc::SIGKILL {
+        killed();
+    }
+    Ok(ExitCode::from(match signal {
+        0 => code,
+        signal => 128_u8.saturating_add(signal),
+    }))
 }
 
 fn send(to: &Mutex<Box<dyn Stream>>, frame: Frame, bytes: &[u8]) {
@@ -206,8 +232,12 @@ fn follow_window(told: impl Fn([u8; 4]) + Send + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Shows what the process prints until it ends. Its number comes first.
-fn show(from: &mut dyn Stream, started: impl FnOnce(u64) -> io::Result<()>) -> Outcome {
+/// Shows what the process prints until it ends; its exit code, and the signal that has ended it, 0 for
+/// none. Its number comes first.
+fn show(
+    from: &mut dyn Stream,
+    started: impl FnOnce(u64) -> io::Result<()>,
+) -> Result<(u8, u8), Failure> {
     let broken = |error: io::Error| {
         Failure::failed(format!(
             "the connection to the daemon has ended ({error}); the process goes on"
@@ -240,11 +270,7 @@ fn show(from: &mut dyn Stream, started: impl FnOnce(u64) -> io::Result<()>) -> O
             }
             kind if kind == Frame::Ended as u8 => {
                 let (code, signal) = (bytes.first().copied(), bytes.get(1).copied());
-                let code = match signal {
-                    Some(signal) if signal != 0 => 128_u8.saturating_add(signal),
-                    _ => code.unwrap_or(1),
-                };
-                return Ok(ExitCode::from(code));
+                return Ok((code.unwrap_or(1), signal.unwrap_or(0)));
             }
             _ => {}
         }

@@ -131,7 +131,7 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("out\n", "err\n"));
     assert_eq!(outcome.code, Some(5));
     let killed = call(&home, &["exec", "one", "--", "sh", "-c", "kill -9 $$"]);
-    assert_eq!(killed.code, Some(137));
+    assert_eq!((killed.code, killed.stderr.as_str()), (Some(137), ""));
     let mut cat = thaw();
     cat.args(["exec", "-i", "one", "--", "cat"]).env("THAW_HOME", &home);
     let long = "line\n".repeat(200_000);
@@ -314,6 +314,26 @@ fn signals_of_a_client_reach_the_process_and_its_end_is_that_of_the_input() {
     wait_until("the process has seen the end of its input", || {
         call(&home, &["exec", "one", "--", "cat", "/tmp/ended"]).stdout == "ended\n"
     });
+}
+
+#[test]
+fn who_runs_a_program_hears_that_its_sandbox_has_ended() {
+    let home = home("exec-ended");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let mut command = thaw();
+    command
+        .args(["exec", "one", "--", "sh", "-c", "echo begun; sleep 600"])
+        .env("THAW_HOME", &home);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("thaw");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "begun\n");
+    ok(&home, &["sandbox", "kill", "one"]);
+    let outcome = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert!(said.contains("the sandbox has ended, with all of its processes"), "{said}");
+    assert_eq!(outcome.status.code(), Some(137));
 }
 
 #[test]
