@@ -66,6 +66,8 @@ pub struct E2b {
     contents: Streams,
     /// The same of all owners.
     content_turns: Arc<Semaphore>,
+    /// Held by whoever changes the network of a sandbox, and what is known of it.
+    network_turn: tokio::sync::Mutex<()>,
     /// Requests of each key.
     rates: keys::Rates,
     /// How TLS is spoken, if it is.
@@ -100,6 +102,7 @@ impl E2b {
             open_volumes: Arc::default(),
             contents,
             content_turns,
+            network_turn: tokio::sync::Mutex::default(),
             rates,
             tls,
         };

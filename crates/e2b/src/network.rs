@@ -258,6 +258,8 @@ async fn change(
     let egress = request.egress(None)?;
     let shown = request.asked(&egress.headers, None);
     running(e2b, client, id)?;
+    // What is shown is what was set last.
+    let _turn = e2b.network_turn.lock().await;
     e2b.backend.set_egress(id, egress).await?;
     e2b.records.set_network(id, shown);
     Ok(Value::Null)

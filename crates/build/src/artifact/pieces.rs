@@ -2,8 +2,9 @@
 //! domain: who shares no files shares no pieces, and learns by no pull what others have pulled.
 
 use super::ArtifactError;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -77,7 +78,11 @@ impl Pieces {
 /// The host's.
 pub(super) fn keep(directory: &Path, name: &PieceName, bytes: &[u8]) -> io::Result<()> {
     // It is removed if it does not get its name.
-    let mut new = tempfile::Builder::new().prefix(&name.hex).tempfile_in(directory)?;
+    let mut new = tempfile::Builder::new()
+        .prefix(&name.hex)
+        // A daemon that is another user reads what root has pulled.
+        .permissions(Permissions::from_mode(0o644))
+        .tempfile_in(directory)?;
     new.write_all(bytes)?;
     new.persist(directory.join(&name.hex)).map(drop).map_err(|error| error.error)
 }
@@ -175,6 +180,8 @@ mod tests {
         assert!(has_piece(directory.path(), &name) && !is_intact(directory.path(), &name));
         keep(directory.path(), &name, b"piece").unwrap();
         assert!(is_intact(directory.path(), &name));
+        let mode = fs::metadata(directory.path().join(&name.hex)).unwrap().permissions().mode();
+        assert_ne!(mode & 0o044, 0, "{mode:o}");
     }
 
     #[test]

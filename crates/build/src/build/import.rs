@@ -183,10 +183,12 @@ impl<'a> Import<'a> {
         options: &'a BuildOptions,
         base: Option<Base>,
     ) -> Result<Self, ImportFailure> {
-        let opened = beneath::open_directory(directory).map_err(|error| {
-            ImportFailure::Missing { key: "files", path: directory.to_owned(), error }
-        })?;
         let commands = Commands { home, directory, config, options };
+        let opened = commands.open(directory).map_err(|error| ImportFailure::Missing {
+            key: "files",
+            path: directory.to_owned(),
+            error,
+        })?;
         let (trust, domain) = (options.trust, config.domain());
         let ignored = Arc::new(Ignored::of(directory, config.takes_all_files())?);
         Ok(Self { commands, directory, opened, config, trust, domain, base, ignored })
@@ -692,6 +694,28 @@ fn canonical(key: &'static str, path: &Path) -> Result<PathBuf, ImportFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_link_in_the_place_of_the_functions_directory_is_not_followed() {
+        let all = tempfile::tempdir().unwrap();
+        let path = |name: &str| all.path().canonicalize().unwrap().join(name);
+        for directory in ["home", "up/project", "victim/project"] {
+            fs::create_dir_all(path(directory)).unwrap();
+        }
+        let text = "name = \"f\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 81\n";
+        let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
+        let (home, options) = (Home::at(path("home")).unwrap(), BuildOptions::default());
+        let directory = path("up/project");
+        let import = || Import::new(&home, &directory, &config, &options, None).map(drop);
+        import().unwrap();
+        fs::rename(path("up"), path("away")).unwrap();
+        symlink(path("victim"), path("up")).unwrap();
+        let refused = import().unwrap_err();
+        let reason = std::error::Error::source(&refused).map(ToString::to_string);
+        let reason = reason.unwrap_or_else(|| refused.to_string());
+        assert!(reason.contains("a link has taken the place of a part of"), "{reason}");
+    }
 
     #[test]
     fn packages_are_found_behind_directories_of_the_author() {

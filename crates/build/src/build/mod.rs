@@ -49,6 +49,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 use template::{Files, Template};
+use thaw_home::beneath;
 use thaw_home::config::{
     BaselineError, CONFIG_FILE, ConfigError, CpuBaseline, DomainName, FunctionConfig, QUOTAS_FILE,
     Quotas, QuotasError,
@@ -143,7 +144,7 @@ pub struct BuildOptions {
     pub comparison: Comparison,
     /// Where the function's volumes are; [`build`] knows it.
     pub volumes: Option<VolumeStore>,
-    /// The program is ended soon after this is false.
+    /// The program is ended soon after this is false; an image that is being written is written to its end.
     pub wanted: Option<Arc<AtomicBool>>,
 }
 
@@ -272,7 +273,12 @@ pub fn build(
     let base = image::resolve(home, &store, &mut config, options.trust, on_event)?;
     let mut session = store.session()?;
     let imported = {
-        let _alone = alone_in(&directory, || File::open(&directory), on_event);
+        let open = || {
+            let root = Path::new("/");
+            let inside = directory.strip_prefix(root).map_err(io::Error::other)?;
+            beneath::open_without_links(root, inside)
+        };
+        let _alone = alone_in(&directory, open, on_event);
         let import = import::Import::new(home, &directory, &config, options, base)?;
         import.run(&mut session, on_event)?
     };

@@ -20,13 +20,15 @@ mod volumes;
 use super::Way;
 use super::findings::{of_generators, of_times};
 use super::freeze::{Frozen, ImageOrder, open_image_of_any_build, write_image};
-use super::program::Program;
+use super::program::{Program, is_wanted};
 use super::train::Course;
 use super::{BuildError, BuildEvent, BuildOptions, FreezeFailure, ImportFailure, OnEvent};
 use copy::{Answer, Named, ask};
 pub(super) use go::generators as generators_of_go;
 pub(super) use go_times::times as times_of_go;
 use probe::{DIRECTORY, Probe};
+use std::fs;
+use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
@@ -78,14 +80,32 @@ pub(super) fn begin(
 }
 
 /// Whether a program can be run twice at a time without taking from itself what it needs: there are
-/// a processor and memory for a second one, and nothing that both would write to.
+/// processors and memory for a second one, and nothing that both would write to.
 fn is_room_for_two(function: &StoredFunction) -> bool {
-    let memory = function.config.limits.memory.bytes();
-    let info = rustix::system::sysinfo();
-    let all = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+    let limits = &function.config.limits;
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let room = memory_left().unwrap_or(0);
     function.config.volumes.is_empty()
-        && thread::available_parallelism().is_ok_and(|processors| processors.get() > 1)
-        && memory.saturating_mul(4) <= all
+        && processors >= 2 * limits.cpu.get() as usize
+        && room / 2 >= limits.memory.bytes()
+}
+
+/// Bytes that this process and its sandboxes may still take, as far as that is known: of the machine, and
+/// of the control group whose file system it sees (version 2, or 1).
+fn memory_left() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let of_machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10;
+    let number = |name: &str| {
+        let text = fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    let of_group = |most: &str, used: &str| Some(number(most)?.saturating_sub(number(used)?));
+    let groups = [
+        of_group("memory.max", "memory.current"),
+        of_group("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ];
+    groups.into_iter().flatten().chain([of_machine]).min()
 }
 
 impl Begun {
@@ -96,7 +116,8 @@ impl Begun {
         frozen: &Frozen,
         on_event: &mut OnEvent<'_>,
     ) -> Vec<Finding> {
-        if let Some(obstacle) = probe::obstacle_of_frozen(frozen) {
+        let is_done = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        if !is_done && let Some(obstacle) = probe::obstacle_of_frozen(frozen) {
             note(obstacle, on_event);
             return Vec::new();
         }
@@ -175,6 +196,7 @@ impl Probed {
     ) -> Result<[Answer; 2], BuildError> {
         let index = with_file(session, self.probe, index)?;
         let rootfs = StoredRootfs::open(session, index)?;
+        check_wanted(options)?;
         let image = freeze(session, &self.function, &rootfs, options)?;
         let answers = answers(session, &self.function, image, &rootfs, options);
         discard(session, image);
@@ -292,6 +314,14 @@ fn with_file(session: &mut Session, probe: &Probe, index: IndexId) -> Result<Ind
     Ok(session.put_index(&tree)?)
 }
 
+/// An error if nobody waits for the comparison any more.
+fn check_wanted(options: &BuildOptions) -> Result<(), FreezeFailure> {
+    match is_wanted(options.wanted.as_ref()) {
+        true => Ok(()),
+        false => Err(FreezeFailure::Unwanted),
+    }
+}
+
 /// Runs the program to its entry point and freezes it, as the build has done. What it prints was
 /// seen before.
 fn freeze(
@@ -318,6 +348,7 @@ fn freeze(
         Err(stop) => return Err(program.fail(stop, quiet)),
     };
     let (sandbox, _parent) = program.into_sandbox(quiet);
+    check_wanted(options)?;
     let order = ImageOrder { entry, function, rootfs, merge: options.merge, base: None };
     Ok(write_image(session, &sandbox, &order)?.0)
 }

@@ -89,7 +89,8 @@ fn own_directory(config: &FunctionConfig) -> &Path {
 fn looked_up(program: &str) -> &str {
     match program.rsplit_once('/') {
         Some((directory, name))
-            if thaw_build::DEFAULT_PATH.split(':').any(|of| of == directory) =>
+            if !name.is_empty()
+                && thaw_build::DEFAULT_PATH.split(':').any(|of| of == directory) =>
         {
             name
         }
