@@ -694,6 +694,7 @@ fn canonical(key: &'static str, path: &Path) -> Result<PathBuf, ImportFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     #[test]
