@@ -327,12 +327,8 @@ fn from_outside(execs: &[ExecInfo]) -> Markup {
 
 fn what_became(state: &ExecState) -> String {
     match state {
-        ExecState::Starting => "starting".to_owned(),
-        ExecState::Running { pid } => format!("running as {pid}"),
-        ExecState::Ended { code: Some(code), .. } => format!("ended with {code}"),
-        ExecState::Ended { signal: Some(signal), .. } => format!("ended by signal {signal}"),
-        ExecState::Ended { .. } => "ended".to_owned(),
         ExecState::Failed { reason, .. } => reason.clone(),
+        other => other.to_string(),
     }
 }
 

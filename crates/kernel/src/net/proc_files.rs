@@ -102,8 +102,9 @@ const ESTABLISHED: u8 = 1;
 const CLOSE: u8 = 7;
 const LISTEN: u8 = 10;
 
-const HEADING: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode";
-const HEADING_6: &str = "  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode";
+/// What begins a table of sockets of IPv4.
+pub const HEADING: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
+const HEADING_6: &str = "  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
 
 /// `/proc/net/tcp`: the sockets that listen. Connections are not listed.
 pub fn tcp() -> Result<Vec<u8>> {
@@ -156,7 +157,7 @@ fn udp_rows(network: &UdpNetwork) -> Vec<Row> {
 
 /// The rows of one family.
 fn table(is_v6: bool, rows: Vec<Row>) -> Vec<u8> {
-    let mut text = format!("{}\n", if is_v6 { HEADING_6 } else { HEADING });
+    let mut text = String::from(if is_v6 { HEADING_6 } else { HEADING });
     let of_family = rows.into_iter().filter(|row| row.local.ip.is_ipv6() == is_v6);
     for (number, Row { local, remote, state, ino }) in of_family.enumerate() {
         let remote = remote.filter(|remote| remote.ip.is_ipv6() == is_v6);

@@ -209,7 +209,7 @@ pub(super) const NET: &[Item] = &[
     file("igmp", proc_files::igmp),
     file("igmp6", proc_files::igmp6),
     text("protocols", ""),
-    text("raw", INET),
+    text("raw", proc_files::HEADING),
     file("route", proc_files::route),
     text(
         "sockstat",
@@ -221,5 +221,3 @@ pub(super) const NET: &[Item] = &[
     file("udp6", proc_files::udp6),
     text("unix", "Num       RefCount Protocol Flags    Type St Inode Path\n"),
 ];
-
-const INET: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";

@@ -12,6 +12,7 @@ use super::output::{Output, Reader};
 use crate::instance::Connector;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -99,6 +100,19 @@ pub enum ExecState {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         code: Option<u8>,
     },
+}
+
+impl fmt::Display for ExecState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Starting => f.write_str("starting"),
+            Self::Running { pid } => write!(f, "running as {pid}"),
+            Self::Ended { code: Some(code), .. } => write!(f, "ended with {code}"),
+            Self::Ended { signal: Some(signal), .. } => write!(f, "ended by signal {signal}"),
+            Self::Ended { .. } => f.write_str("ended"),
+            Self::Failed { .. } => f.write_str("not started"),
+        }
+    }
 }
 
 impl ExecState {

@@ -17,7 +17,7 @@ pub struct Denials {
 impl Denials {
     /// Notes some more.
     pub fn add(&mut self, events: EgressEvents) {
-        self.count += events.denied;
+        self.count = self.count.saturating_add(events.denied);
         self.first = self.first.take().or_else(|| events.recent.into_iter().next());
     }
 

@@ -105,13 +105,7 @@ pub fn logs(arguments: &LogArguments) -> Outcome {
 fn table(all: &[ExecInfo]) -> String {
     let mut table = Table::new(&["PROCESS", "STATE", "AGE", "COMMAND"]);
     for info in all {
-        let state = match &info.state {
-            ExecState::Starting => "starting".to_owned(),
-            ExecState::Running { pid } => format!("running as {pid}"),
-            ExecState::Ended { signal: Some(signal), .. } => format!("ended by signal {signal}"),
-            ExecState::Ended { code, .. } => format!("ended with {}", code.unwrap_or_default()),
-            ExecState::Failed { .. } => "not started".to_owned(),
-        };
+        let state = info.state.to_string();
         let command = thaw_sandbox::escape(info.argv.join(" ").as_bytes());
         table.row(vec![info.id.to_string(), state, format!("{} s", info.age_s), command]);
     }
