@@ -72,6 +72,10 @@ pub const MSG_DESCRIBE: u32 = 15;
 /// The sandbox has other limits from now on: [`Limits`]. Kernels that do not know of it say the
 /// old ones.
 pub const MSG_LIMITS: u32 = 16;
+/// The sandbox has used up its memory: end a process, as Linux does when memory runs out.
+/// [`OutOfMemory`], then its [`ProcessMemory`], those with most memory first. The answer is
+/// [`MSG_OOM_KILLED`]. Kernels that do not know of it are not asked.
+pub const MSG_OUT_OF_MEMORY: u32 = 17;
 /// The sandbox may have outgoing connections from now on, and so may copies of it: [`Outgoing`].
 /// Kernels that do not know of it go on without.
 pub const MSG_OUTGOING: u32 = 108;
@@ -123,6 +127,9 @@ pub const MSG_DESCRIBED: u32 = 107;
 /// the names of the system calls that the thread in [`Described`] has made most, with commas
 /// between them. Older kernels do not say it.
 pub const MSG_ACTIVITY: u32 = 109;
+
+/// What became of [`MSG_OUT_OF_MEMORY`]: [`OomKilled`].
+pub const MSG_OOM_KILLED: u32 = 110;
 
 /// All guest threads wait, as [`MSG_REST`] has asked: [`Resting`]. Nothing of the memory
 /// changes until the sandbox says [`MSG_AWAKE`].
@@ -360,6 +367,53 @@ pub const LACK_PROGRAM: u32 = 1;
 pub const LACK_MEMORY: u32 = 2;
 /// Room for more files beside those that take so many bytes.
 pub const LACK_FILE_ROOM: u32 = 3;
+
+/// Body of [`MSG_OUT_OF_MEMORY`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OutOfMemory {
+    /// How many [`ProcessMemory`] follow, [`PROCESS_MEMORY_MAX`] at most; 0: the host does not know
+    /// what each process has.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Most host processes that [`OutOfMemory`] names.
+pub const PROCESS_MEMORY_MAX: usize = 64;
+
+/// The memory of a host process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ProcessMemory {
+    /// Its number in the sandbox' pid namespace.
+    pub host_pid: u32,
+    /// Memory that it does not share with its file (`RssAnon` of proc_pid_status(5)), in KiB.
+    pub resident_kib: u32,
+}
+
+/// Body of [`MSG_OOM_KILLED`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OomKilled {
+    /// One of `OOM_*`.
+    pub outcome: u32,
+    /// The guest's process id, with [`OOM_KILLED`]; as what follows, 0 otherwise.
+    pub pid: u32,
+    /// Its memory, as the host has said.
+    pub resident_kib: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Its name, with zeros behind it (`PR_SET_NAME`).
+    pub name: [u8; 16],
+}
+
+/// A process was ended.
+pub const OOM_KILLED: u32 = 1;
+/// A process is just ending, which has memory.
+pub const OOM_UNDER_WAY: u32 = 2;
+/// No process can be ended but the first, with which the sandbox would end.
+pub const OOM_NOBODY: u32 = 3;
 
 /// Sandbox to host: what the program has written outside of volumes, if anything ([`Written`]).
 /// Tail: the first [`WRITTEN_PATHS_MAX`] paths of [`WRITTEN_MAX`] bytes in all, each with a NUL

@@ -1,11 +1,14 @@
 //! Messages of the host, which come while the sandbox runs.
 
+use alloc::vec::Vec;
+
 use bytemuck::Pod;
 use thaw_abi::control::{
     Checkpoint, Connection, Described, Limits, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
-    MSG_DESCRIBED, MSG_FREEZE, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_LIMITS, MSG_OUTGOING,
-    MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TRIM, MSG_TWIN_READ, MSG_WAKE,
-    MSG_WINDOW_SIZE, Outgoing, Rest, Signal as SignalMessage, WindowSize,
+    MSG_DESCRIBED, MSG_FREEZE, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_LIMITS, MSG_OOM_KILLED,
+    MSG_OUT_OF_MEMORY, MSG_OUTGOING, MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TRIM,
+    MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE, OutOfMemory, Outgoing, PROCESS_MEMORY_MAX,
+    ProcessMemory, Rest, Signal as SignalMessage, WindowSize,
 };
 
 use thaw_abi::remote::{MSG_EXEC, MSG_EXECS_WAIT};
@@ -17,6 +20,7 @@ use crate::state::kernel;
 use crate::syscall::activity;
 use crate::task::freeze_request;
 use crate::task::host_process::{self, twins};
+use crate::task::oom_killer;
 use crate::task::process::FIRST_PID;
 use crate::task::scheduler::RunState;
 use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
@@ -60,6 +64,7 @@ pub fn handle(message: &Kept) {
         MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),
         MSG_DESCRIBE => describe(),
         MSG_LIMITS => kernel().change_limits(&body::<Limits>(message)),
+        MSG_OUT_OF_MEMORY => out_of_memory(message),
         MSG_OUTGOING => crate::net::outside::open(body::<Outgoing>(message).flags),
         MSG_WAKE => freeze_request::withdraw_rest(),
         // The sandbox has gone on since it was at rest: the file is out of date.
@@ -82,6 +87,16 @@ fn signal_from_host(signal: Signal) {
     if let Some(process) = kernel().tasks.process(FIRST_PID) {
         send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
     }
+}
+
+/// Ends a process, and tells the host which.
+fn out_of_memory(message: &Kept) {
+    let count = body::<OutOfMemory>(message).count as usize;
+    let said = message.body[size_of::<OutOfMemory>()..].chunks_exact(size_of::<ProcessMemory>());
+    let memory: Vec<ProcessMemory> =
+        said.take(count.min(PROCESS_MEMORY_MAX)).map(bytemuck::pod_read_unaligned).collect();
+    let killed = oom_killer::kill_one(&memory);
+    control::send(MSG_OOM_KILLED, 0, bytemuck::bytes_of(&killed), &[]);
 }
 
 /// Tells the host what the program does, for people who wait for its entry point.

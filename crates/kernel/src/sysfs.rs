@@ -263,8 +263,8 @@ const CGROUP: &[Item] = &[
         let (total, free) = crate::procfs::memory();
         Ok(format!("{}\n", total - free).into_bytes())
     }),
-    text("memory.events", MEMORY_EVENTS),
-    text("memory.events.local", MEMORY_EVENTS),
+    file("memory.events", memory_events),
+    file("memory.events.local", memory_events),
     text("memory.high", "max\n"),
     text("memory.low", "0\n"),
     file("memory.max", || {
@@ -292,4 +292,8 @@ const CGROUP: &[Item] = &[
     text("pids.max", "32768\n"),
 ];
 
-const MEMORY_EVENTS: &str = "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n";
+fn memory_events() -> Result<Vec<u8>> {
+    let kills = kernel().tasks.oom_kills.get();
+    Ok(format!("low 0\nhigh 0\nmax 0\noom {kills}\noom_kill {kills}\noom_group_kill 0\n")
+        .into_bytes())
+}

@@ -43,6 +43,7 @@ pub struct Metrics {
     egress_denied: Family<FunctionLabels, Counter>,
     egress_bytes: Family<DirectionLabels, Counter>,
     egress_uncounted: Family<FunctionLabels, Counter>,
+    oom_kills: Family<FunctionLabels, Counter>,
     backoffs: Family<FunctionLabels, Counter>,
     liveness_failures: Family<FunctionLabels, Counter>,
     liveness_ends: Family<FunctionLabels, Counter>,
@@ -142,7 +143,7 @@ impl Default for Metrics {
         let [egress_connections, egress_denied, egress_uncounted] =
             [(); 3].map(|()| Family::default());
         let egress_bytes = Family::default();
-        let backoffs = Family::default();
+        let [oom_kills, backoffs] = [(); 2].map(|()| Family::default());
         let [liveness_failures, liveness_ends] = [(); 2].map(|()| Family::default());
         let rollbacks = Family::default();
         let (hibernations, wakes) = (Family::default(), Family::default());
@@ -228,6 +229,11 @@ impl Default for Metrics {
             Unit::Bytes,
             trimmed_bytes.clone(),
         );
+        registry.register(
+            "oom_kills",
+            "Processes in a function's sandboxes that were ended since the sandbox had used up its memory",
+            oom_kills.clone(),
+        );
         registry.register("wakes", "Times that a hibernated instance has woken", wakes.clone());
         registry.register(
             "sleeps",
@@ -282,6 +288,7 @@ impl Default for Metrics {
             egress_denied,
             egress_bytes,
             egress_uncounted,
+            oom_kills,
             backoffs,
             liveness_failures,
             liveness_ends,
@@ -420,6 +427,12 @@ impl Metrics {
             self.events.note(EventKind::EgressDenied, function.as_str(), "", denied);
             self.egress_denied.get_or_create(&labels).inc_by(denied);
         }
+    }
+
+    /// A process of a function's sandbox was ended, since the memory of that was used up.
+    pub fn oom_kill(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.oom_kills.get_or_create(&labels).inc();
     }
 
     /// Sets what connections of functions have carried since this process has begun to count.

@@ -1,14 +1,17 @@
 //! What a sandbox tells its host.
 
+use std::fmt;
+
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
     ACTIVITY_NAMES_MAX, Activity, Awake as AwakeMessage, ConnectionClosed, DENIALS_AT_ONCE_MAX,
     DENIED_NAME_MAX, DeniedWay, Described, EntryPoint, Exit, LACK_FILE_ROOM, LACK_MEMORY,
     LACK_NAME_MAX, LACK_PROGRAM, Lack as LackMessage, Losses, MSG_ACTIVITY, MSG_AWAKE, MSG_BIND,
     MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DENIED, MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT,
-    MSG_FAILED, MSG_HIBERNATED, MSG_LACKS, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
-    MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MSG_WRITTEN,
-    MessageHeader, Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
+    MSG_FAILED, MSG_HIBERNATED, MSG_LACKS, MSG_LOSES, MSG_OOM_KILLED, MSG_OPEN_BLOB,
+    MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL,
+    MSG_WAKE_SOCKET, MSG_WRITTEN, MessageHeader, OomKilled, Resting, WRITTEN_MAX,
+    WRITTEN_PATHS_MAX, Written,
 };
 use thaw_abi::remote::{MSG_EXEC_STARTED, MSG_EXECS_WAITING};
 
@@ -69,6 +72,9 @@ pub enum Event {
     Denied(EgressEvents),
     /// What its program has asked for and does not have. A sandbox may say what it likes.
     Lacks(Lack),
+    /// It has ended a process, since its memory was used up
+    /// ([`crate::Sandbox::enable_oom_killer`]).
+    OomKilled(KilledProcess),
     /// The guest has closed the connection with this number.
     ConnectionClosed {
         /// [`thaw_abi::control::Connection::id`].
@@ -163,6 +169,8 @@ pub enum Violation {
 pub(crate) enum Incoming<'a> {
     /// For the caller.
     Event(Event),
+    /// The answer to a question of the library.
+    OomKilled(OomKilled),
     /// For the broker.
     Request(Request<'a>),
 }
@@ -232,6 +240,38 @@ impl Lack {
     }
 }
 
+/// A process that was ended, since the memory of its sandbox was used up. A sandbox may say what it
+/// likes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KilledProcess {
+    /// Its id in the sandbox.
+    pub pid: u32,
+    /// Its name, made fit for people.
+    pub name: String,
+    /// Bytes of memory that were its own.
+    pub resident: u64,
+}
+
+impl fmt::Display for KilledProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, name, resident } = self;
+        let mebibytes = resident.div_ceil(1 << 20);
+        write!(
+            f,
+            "process {pid} ({name}), with {mebibytes}MiB of its own, was killed, since the sandbox had used \
+             up its memory"
+        )
+    }
+}
+
+impl KilledProcess {
+    pub(crate) fn of(killed: &OomKilled) -> Self {
+        let name = killed.name.split(|&byte| byte == 0).next().unwrap_or_default();
+        let resident = u64::from(killed.resident_kib) << 10;
+        Self { pid: killed.pid, name: printable(name), resident }
+    }
+}
+
 /// What a program does while its entry point is waited for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramActivity {
@@ -276,6 +316,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
             let message: AwakeMessage = whole(body).ok_or(wrong_length)?;
             Event::Awake(Awake::of(&message).ok_or(wrong_value)?)
         }
+        MSG_OOM_KILLED => return Ok(Incoming::OomKilled(whole(body).ok_or(wrong_length)?)),
         MSG_DESCRIBED => Event::Described(whole(body).ok_or(wrong_length)?),
         MSG_ACTIVITY => Event::Activity(ProgramActivity::parse(body).ok_or(wrong_length)?),
         MSG_LOSES => Event::Losses(whole(body).ok_or(wrong_length)?),

@@ -59,7 +59,8 @@ pub use egress::{
     count_egress_bytes, egress_bytes_of_functions, look_at_egress_bytes,
 };
 pub use event::{
-    BootTimes, Event, GuestExit, Lack, ProgramActivity, Progress, Violation, WrittenFiles,
+    BootTimes, Event, GuestExit, KilledProcess, Lack, ProgramActivity, Progress, Violation,
+    WrittenFiles,
 };
 pub use freeze::{
     FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, MergePolicy, Step, freeze,

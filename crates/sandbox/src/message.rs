@@ -45,8 +45,13 @@ pub(crate) fn header(kind: u32, len: usize, sequence: u64) -> MessageHeader {
 
 /// A message without a tail, as bytes.
 pub(crate) fn message<T: Pod>(kind: u32, body: &T) -> Vec<u8> {
-    let mut bytes = bytes_of(&header(kind, size_of::<T>(), 0)).to_vec();
-    bytes.extend_from_slice(bytes_of(body));
+    with_body(kind, bytes_of(body))
+}
+
+/// A message with a body that is put together from parts.
+pub(crate) fn with_body(kind: u32, body: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes_of(&header(kind, body.len(), 0)).to_vec();
+    bytes.extend_from_slice(body);
     bytes
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,7 +13,8 @@ use rustix::io::Errno;
 use thaw_abi::control::{
     CHECKPOINT_TWIN, Checkpoint, Connection, Limits, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
     MSG_FREEZE, MSG_LIMITS, MSG_OUTGOING, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
-    MSG_TWIN_READ, MSG_WINDOW_SIZE, Outgoing, Signal, WindowSize,
+    MSG_TWIN_READ, MSG_WINDOW_SIZE, OOM_KILLED, OOM_UNDER_WAY, OomKilled, Outgoing, Signal,
+    WindowSize,
 };
 use thaw_abi::cpu::Baseline;
 
@@ -21,9 +22,11 @@ use crate::boot::{BootError, BootPlan, Rootfs};
 use crate::broker::{Broker, QueueFull, VolumeHolder};
 use crate::console::HostEnd;
 use crate::egress::{EgressEvents, EgressPolicy, open_flags};
-use crate::event::{Event, Incoming, Progress, Violation, parse};
+use crate::event::{Event, Incoming, KilledProcess, Progress, Violation, parse};
 use crate::kernel::kernel_build_id;
-use crate::limits::{LimitReached, Meter, NotChanged, RaisedMemory, ResourceLimits};
+use crate::limits::{
+    self, Guarded, LimitReached, Meter, NotChanged, RaisedMemory, ResourceLimits, Tell,
+};
 use crate::message::{self, Outbox, OutboxFull};
 use crate::rewind::{Effort, Reason, RewindError, TakenDown};
 use crate::state::{StateError, Subject};
@@ -295,6 +298,11 @@ impl Sandbox {
                     self.state = State::Open;
                     return Progress::Event(Event::Prepared);
                 }
+                Ok(Incoming::OomKilled(killed)) => {
+                    if let Some(event) = self.oom_killed(&killed) {
+                        return Progress::Event(event);
+                    }
+                }
                 Ok(Incoming::Event(event)) => return Progress::Event(event),
                 Ok(Incoming::Request(request)) => {
                     if let Err(violation) = self.answer(&request) {
@@ -480,6 +488,40 @@ impl Sandbox {
         self.process.limits.change(before, wanted, elsewhere)
     }
 
+    /// Has one of its processes ended when its memory is used up, as on Linux, instead of all. To be
+    /// called with the limits that it has. Nothing changes for one of a single process, for one
+    /// whose kernel is of another build, and where no control group limits memory.
+    pub fn enable_oom_killer(&self, limits: ResourceLimits) {
+        let is_known = self.kernel_build_id() == kernel_build_id();
+        if is_known && self.process.limits.can_end_one(limits) {
+            let line: Weak<Line> = Arc::downgrade(&self.line);
+            limits::guard(Guarded {
+                limits: Arc::downgrade(&self.process.limits),
+                line,
+                pidfd: Arc::downgrade(&self.process.pidfd),
+                pid: self.process.pid,
+            });
+        }
+    }
+
+    /// What its kernel says of the process that it was to end, if it was asked. If it could end none,
+    /// all of it ends.
+    fn oom_killed(&self, killed: &OomKilled) -> Option<Event> {
+        if !self.process.limits.take_answer() {
+            return None;
+        }
+        match killed.outcome {
+            OOM_KILLED => Some(Event::OomKilled(KilledProcess::of(killed))),
+            OOM_UNDER_WAY => None,
+            _ => {
+                self.process.limits.note_memory_kept();
+                // The next read says that it has ended.
+                let _ = self.kill();
+                None
+            }
+        }
+    }
+
     /// Tells the sandbox its limits, which it shows to its programs, unless its kernel is of another
     /// build, which may not know of that.
     pub fn tell_limits(&self, limits: ResourceLimits) -> io::Result<()> {
@@ -640,6 +682,12 @@ impl Sandbox {
     /// The rootfs that the sandbox was booted over.
     pub fn rootfs(&self) -> &Rootfs {
         self.broker.rootfs()
+    }
+}
+
+impl Tell for Line {
+    fn tell(&self, message: Vec<u8>) -> io::Result<()> {
+        self.send(|outbox, control| outbox.send(control, message, Vec::new()))
     }
 }
 

@@ -300,7 +300,11 @@ fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {
         let mut signals = Signals::listen()?;
         let published = Published::open(&arguments.publish)?;
         let outcome = match parent.create() {
-            Ok(zygote) => attend(zygote.start(&spec)?, &mut signals, published, hint).await,
+            Ok(zygote) => {
+                let sandbox = zygote.start(&spec)?;
+                sandbox.enable_oom_killer(spec.limits());
+                attend(sandbox, &mut signals, published, hint).await
+            }
             Err(error) => Err(error.into()),
         };
         last_words(&console, &mut signals).await;
@@ -469,6 +473,9 @@ async fn attend(
             }
             Progress::Event(Event::Hangup) => break,
             Progress::Event(Event::Denied(events)) => denials.add(events),
+            Progress::Event(Event::OomKilled(killed)) => {
+                let _ = writeln!(io::stderr(), "thaw: {killed}; see --memory");
+            }
             // Without FLAG_FREEZE_AT_ENTRY nothing waits for an answer.
             Progress::Event(
                 Event::Prepared

@@ -170,7 +170,8 @@ pub(super) fn interrupts() -> Result<Vec<u8>> {
 /// `vmstat`.
 pub(super) fn vmstat() -> Result<Vec<u8>> {
     let (_, free) = memory();
-    Ok(format!("nr_free_pages {}\npgpgin 0\npgpgout 0\npswpin 0\npswpout 0\npgfault 0\npgmajfault 0\noom_kill 0\n", free / 4096).into_bytes())
+    let (free, kills) = (free / 4096, kernel().tasks.oom_kills.get());
+    Ok(format!("nr_free_pages {free}\npgpgin 0\npgpgout 0\npswpin 0\npswpout 0\npgfault 0\npgmajfault 0\noom_kill {kills}\n").into_bytes())
 }
 
 /// A name in a table whose columns are separated by spaces (getmntent(3)).

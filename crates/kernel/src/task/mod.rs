@@ -11,6 +11,7 @@ pub mod host_poll;
 pub mod host_process;
 pub mod ids;
 pub mod oom;
+pub mod oom_killer;
 pub mod process;
 pub mod sched_attributes;
 pub mod scheduler;

@@ -28,6 +28,8 @@ pub struct Tasks {
     last_id: AtomicU32,
     /// The last number of an address space.
     last_space: AtomicU64,
+    /// How many times the out-of-memory killer has ended a process ([`super::oom_killer`]).
+    pub oom_kills: KernelCell<u64>,
     /// The address space that each host process serves.
     pub(super) hosted: KernelCell<Vec<Option<Arc<Space>>>>,
 }

@@ -19,8 +19,8 @@ use thaw_home::config::StopSignal;
 use thaw_home::seal::owner::{KeyId, OwnerKey};
 use thaw_home::volumes::VolumeSnapshot;
 use thaw_sandbox::{
-    Awake, BootTimes, EgressEvents, EgressPolicy, Lack, MemoryReader, RemoteEvent, RemoteMessage,
-    ResourceLimits, Twin, Volume,
+    Awake, BootTimes, EgressEvents, EgressPolicy, KilledProcess, Lack, MemoryReader, RemoteEvent,
+    RemoteMessage, ResourceLimits, Twin, Volume,
 };
 use thaw_store::{ImageId, IndexId, Name};
 
@@ -413,6 +413,8 @@ pub enum Report {
     Egress(EgressEvents),
     /// Its program has asked for something that it does not have.
     Lacks(Lack),
+    /// One of its processes was ended, since its memory was used up.
+    OomKilled(KilledProcess),
     /// Something has become of a process that was started from outside.
     Remote(RemoteEvent),
     /// Nothing in it can run, as was asked.

@@ -528,6 +528,9 @@ impl Instance for SandboxInstance {
                     return Poll::Ready(Report::Egress(denied));
                 }
                 Progress::Event(Event::Lacks(lack)) => return Poll::Ready(Report::Lacks(lack)),
+                Progress::Event(Event::OomKilled(killed)) => {
+                    return Poll::Ready(Report::OomKilled(killed));
+                }
                 Progress::Event(Event::Remote(event)) => {
                     return Poll::Ready(Report::Remote(event));
                 }

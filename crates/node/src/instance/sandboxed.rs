@@ -332,6 +332,7 @@ impl SandboxLauncher {
             })?;
         let instance = instance.with_pipes(output.pipes).lent(lent).showing(shows);
         instance.sandbox().count_by(shared.terms.tenant.cpu().meter());
+        instance.sandbox().enable_oom_killer(shared.terms.limits);
         let execs = shared.execs.get().cloned();
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns, execs })
     }
@@ -414,6 +415,7 @@ impl Launcher for SandboxLauncher {
         let instance = SandboxInstance::new(adopted.sandbox, plan, shared.clone(), log)
             .map_err(|error| failed(&error))?;
         let instance = instance.kept_as(adopted.kept).limited_to(limits);
+        instance.sandbox().enable_oom_killer(limits);
         let meter = self.shared.terms.tenant.cpu().meter();
         let counted = instance.sandbox().count_from_now_by(meter);
         counted.map_err(|error| failed(&error))?;

@@ -16,6 +16,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("thaw_liveness_ends", "counter"),
     ("thaw_liveness_failures", "counter"),
     ("thaw_monitor_refusals", "counter"),
+    ("thaw_oom_kills", "counter"),
     ("thaw_partial_parts_failed", "counter"),
     ("thaw_partial_parts_waiting", "gauge"),
     ("thaw_pull_fetchers", "counter"),

@@ -49,6 +49,11 @@ impl Service {
         self.shared.metrics().egress(self.name(), made, denied);
     }
 
+    /// A process of one of its sandboxes was ended, since the memory of that was used up.
+    pub(crate) fn count_oom_kill(&self) {
+        self.shared.metrics().oom_kill(self.name());
+    }
+
     /// Whether no instance of the function has looked for a program of this name in vain before, and few
     /// others were looked for.
     pub(crate) fn is_first_lack_of(&self, program: &str) -> bool {

@@ -65,6 +65,12 @@ impl HostFiles for HostProcesses {
         }
         const MSG_DONTWAIT: u64 = 0x40;
         const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
+        if let Some(first) = bytes.first_mut() {
+            // The message would be lost if the host had no memory for this page now. A page fault
+            // waits for that.
+            // SAFETY: a reference is valid for writes.
+            unsafe { core::ptr::write_volatile(first, 0) };
+        }
         let vector = [bytes.as_mut_ptr() as u64, size_of_val(bytes) as u64];
         let mut message = MessageVector {
             name: 0,

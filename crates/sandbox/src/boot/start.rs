@@ -18,6 +18,7 @@ use thaw_abi::control::{
 use super::{BootError, BootFlags, fresh_seed};
 use crate::broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory, VolumeMount};
 use crate::egress::EgressPolicy;
+use crate::limits::ResourceLimits;
 use crate::message;
 
 /// Where a sandbox's files come from.
@@ -118,6 +119,11 @@ pub struct StartSpec<'a> {
 }
 
 impl StartSpec<'_> {
+    /// What the host is to enforce.
+    pub fn limits(&self) -> ResourceLimits {
+        ResourceLimits { memory: self.memory_limit, cpus: self.cpus, processes: self.process_limit }
+    }
+
     /// The volumes by number of the mount.
     pub(crate) fn volumes(&self) -> impl Iterator<Item = (u32, &VolumeMount)> + Clone {
         (0..).zip(&self.mounts).filter_map(|(number, mount)| match &mount.kind {

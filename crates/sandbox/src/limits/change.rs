@@ -3,6 +3,7 @@
 use std::io;
 
 use super::hierarchy::Controller;
+use super::memory::MemoryLimit;
 use super::{Limits, ResourceLimits};
 
 /// Why the limits of a sandbox that runs are as they were.
@@ -46,16 +47,18 @@ impl Limits {
             }
         }
         if wanted.memory < before.memory {
+            let reserve = MemoryLimit { wanted: wanted.memory, ..self.memory_limit() };
             let held = self.group.memory_held()?.unwrap_or(0).saturating_add(elsewhere);
+            let held = held.saturating_add(reserve.reserve(&self.group));
             // The host would end it (version 2), or refuse (version 1).
             if held > wanted.memory {
                 return Err(NotChanged::InUse { held, wanted: wanted.memory });
             }
         }
-        let changed = self.group.set(wanted);
+        let changed = self.set_in_groups(wanted);
         changed.map_err(|error| {
             // What was changed first was not refused a moment ago.
-            let _ = self.group.set(before);
+            let _ = self.set_in_groups(before);
             match error.raw_os_error() {
                 Some(libc::EBUSY) => {
                     let held = self.group.memory().ok().flatten().unwrap_or(wanted.memory);
@@ -89,8 +92,9 @@ mod tests {
         let place = Place { directory: tree.path().to_owned(), version, controllers };
         let hierarchy = Hierarchy::new(vec![place], Vec::new());
         let group = Group::set_up(vec![group], GroupName::of_first(0), hierarchy, None).unwrap();
-        group.set(BEFORE).unwrap();
-        (tree, Limits::new(group))
+        let limits = Limits::new(group);
+        limits.set_in_groups(BEFORE).unwrap();
+        (tree, limits)
     }
 
     fn read(tree: &Path, name: &str) -> String {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entrance::{self, Newcomers};
 use super::hierarchy::{Controller, Hierarchy, Maker, Version};
+use super::oom::OomEvents;
 use super::stock::Reusable;
 use super::{Meter, ResourceLimits, supervisor};
 
@@ -72,8 +73,12 @@ pub struct Group {
     /// One for each place of the hierarchy, in the same order.
     directories: Vec<PathBuf>,
     memory: Option<Setting>,
+    /// From where on the host slows processes down; version 2 only.
+    memory_high: Option<Setting>,
     cpu: Option<Setting>,
     processes: Option<Setting>,
+    /// Where the host says that all memory is used, once somebody wants to know.
+    oom: OnceLock<OomEvents>,
     /// What the hierarchy's maker knows them by.
     name: GroupName,
     /// Whether this process has made them, and prepared all of them.
@@ -219,6 +224,9 @@ impl Group {
                 setting.current.store(value, Ordering::Relaxed);
             }
         }
+        if memory == UNKNOWN {
+            group.memory_high.iter().for_each(Setting::forget);
+        }
         // Without it the file is opened when a limit is set, which is seldom another one than
         // that of the sandbox before.
         if let Some(memory) = &mut group.memory
@@ -236,7 +244,7 @@ impl Group {
         hierarchy: Arc<Hierarchy>,
     ) -> Self {
         let mut group = Self::with_settings(directories, name, Vec::new(), hierarchy);
-        let settings = [&mut group.memory, &mut group.cpu, &mut group.processes];
+        let settings = group.settings_mut();
         for setting in settings.into_iter().flatten() {
             setting.is_given = true;
             setting.forget();
@@ -254,8 +262,10 @@ impl Group {
         let mut group = Self {
             directories,
             memory: None,
+            memory_high: None,
             cpu: None,
             processes: None,
+            oom: OnceLock::new(),
             name,
             is_prepared: false,
             given_entrances: Mutex::new(entrances),
@@ -269,8 +279,16 @@ impl Group {
         let memory = setting(Controller::Memory, "memory.max", "memory.limit_in_bytes");
         let cpu = setting(Controller::Cpu, "cpu.max", "cpu.cfs_quota_us");
         let processes = setting(Controller::Pids, "pids.max", "pids.max");
+        let slowed =
+            group.place_of(Controller::Memory).filter(|(_, version)| *version == Version::V2);
+        group.memory_high =
+            slowed.map(|(directory, version)| Setting::new(&directory, version, "memory.high", ""));
         (group.memory, group.cpu, group.processes) = (memory, cpu, processes);
         group
+    }
+
+    fn settings_mut(&mut self) -> [&mut Option<Setting>; 4] {
+        [&mut self.memory, &mut self.memory_high, &mut self.cpu, &mut self.processes]
     }
 
     fn place_of(&self, controller: Controller) -> Option<(PathBuf, Version)> {
@@ -284,12 +302,44 @@ impl Group {
     /// # Errors
     /// The host kernel refuses.
     pub(crate) fn give_settings_to(&mut self, uid: u32, gid: u32) -> io::Result<()> {
-        let settings = [&mut self.memory, &mut self.cpu, &mut self.processes];
+        let chown = |path: &Path| std::os::unix::fs::chown(path, Some(uid), Some(gid));
+        if let Some(memory) = self.memory.as_ref().filter(|memory| !memory.is_given) {
+            let directory = memory.directory();
+            OomEvents::files(memory.version)
+                .iter()
+                .try_for_each(|file| chown(&directory.join(file)))?;
+        }
+        let settings = self.settings_mut();
         settings.into_iter().flatten().filter(|setting| !setting.is_given).try_for_each(|setting| {
             setting.file = None;
             setting.is_given = true;
-            std::os::unix::fs::chown(&setting.path, Some(uid), Some(gid))
+            chown(&setting.path)
         })
+    }
+
+    /// Whether the host slows processes down that have used nearly all memory, where it otherwise
+    /// has them wait when they have used all of it.
+    pub(super) fn slows_down(&self) -> bool {
+        self.memory_high.is_some()
+    }
+
+    /// Has the host say when all memory is used, and end nobody then; the first time, `None` later.
+    ///
+    /// # Errors
+    /// It does not, or nobody limits memory.
+    pub(super) fn watch_oom(&self) -> io::Result<Option<&OomEvents>> {
+        let place = self.place_of(Controller::Memory);
+        let (directory, version) = place.ok_or(io::ErrorKind::Unsupported)?;
+        if self.oom.get().is_some() {
+            return Ok(None);
+        }
+        let events = OomEvents::watch(directory, version)?;
+        Ok(self.oom.set(events).is_ok().then(|| self.oom.get()).flatten())
+    }
+
+    /// Where the host says that all memory is used, if somebody wants to know.
+    pub(super) fn oom_events(&self) -> Option<&OomEvents> {
+        self.oom.get()
     }
 
     /// Whether the group has this controller.
@@ -312,11 +362,8 @@ impl Group {
         self.hierarchy.place_of(controller).map(|number| self.directories[number].as_path())
     }
 
-    /// Sets the limits for which there are controllers.
-    pub(super) fn set(&self, wanted: ResourceLimits) -> io::Result<()> {
-        if let Some(memory) = &self.memory {
-            memory.set(wanted.memory, memory_text)?;
-        }
+    /// Sets the limits of processors and processes, as far as there are controllers.
+    pub(super) fn set_others(&self, wanted: ResourceLimits) -> io::Result<()> {
         if let Some(cpu) = &self.cpu {
             cpu.set(wanted.cpus.into(), cpu_text)?;
         }
@@ -324,11 +371,6 @@ impl Group {
             processes.set(wanted.processes.into(), processes_text)?;
         }
         Ok(())
-    }
-
-    /// Sets the limits of groups that have just been made.
-    pub(super) fn reset(&self) -> io::Result<()> {
-        self.set(ResourceLimits { memory: 0, cpus: FIRST_CPUS as u32, processes: 0 })
     }
 
     /// The files whose writes move the writing, single-threaded process into the groups. The last
@@ -427,18 +469,6 @@ impl Group {
         fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok()
     }
 
-    /// The memory limit in force, in bytes. `None`: there is none, or nothing enforces one.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub(super) fn memory_limit(&self) -> io::Result<Option<u64>> {
-        let Some(memory) = &self.memory else { return Ok(None) };
-        let text = fs::read_to_string(&memory.path)?;
-        // Of version 1, no limit is the largest number of pages.
-        const NONE_FROM: u64 = i64::MAX as u64 / 4096 * 4096;
-        Ok(text.trim().parse().ok().filter(|&bytes| bytes < NONE_FROM))
-    }
-
     /// Bytes of memory that the group's processes have now and the host cannot take back: all but
     /// page cache. `None`: nothing counts it.
     ///
@@ -451,12 +481,21 @@ impl Group {
         Ok(Some(in_use.saturating_sub(page_cache(&stat, version))))
     }
 
-    /// Sets the memory limit, in bytes, if there is a controller for it.
+    /// Sets the memory limit, in bytes, if there is a controller for it; 0: none. The last `reserve`
+    /// bytes of it are held back.
     ///
     /// # Errors
     /// The host kernel refuses.
-    pub(super) fn set_memory(&self, bytes: u64) -> io::Result<()> {
-        self.memory.as_ref().map_or(Ok(()), |memory| memory.set(bytes, memory_text))
+    pub(super) fn set_memory(&self, max: u64, reserve: u64) -> io::Result<()> {
+        let Some(memory) = &self.memory else { return Ok(()) };
+        let usable = max.saturating_sub(reserve);
+        match &self.memory_high {
+            None => memory.set(usable, memory_text),
+            Some(high) => {
+                high.set(if reserve == 0 { 0 } else { usable }, memory_text)?;
+                memory.set(max, memory_text)
+            }
+        }
     }
 
     /// Has `meter` told what the group has used when it is removed; whether it is the
@@ -516,7 +555,7 @@ fn page_cache(stat: &str, version: Version) -> u64 {
 }
 
 /// The number after a name at the start of a line.
-fn field(text: &str, name: &str) -> Option<u64> {
+pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let (found, value) = line.split_once(' ')?;
         (found == name).then(|| value.trim().parse().ok()).flatten()
@@ -543,7 +582,7 @@ fn prepare_memory(directory: &Path, version: Version) -> io::Result<()> {
 const WEIGHT: u32 = 2;
 
 /// Processors of a group that nobody has set a limit for.
-const FIRST_CPUS: u64 = 1;
+pub(super) const FIRST_CPUS: u64 = 1;
 
 /// A sandbox that has used no more CPU time in its life has left nearly all of the present
 /// period's to the next one in its group. After others the quota is written again, which
@@ -627,6 +666,8 @@ pub(super) struct Account {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        // The next sandbox in these groups may have nobody who watches.
+        drop(self.oom.take());
         let meter = self.meter.take();
         let account = meter.and_then(|meter| Some(Account { counter: self.counter()?, meter }));
         let hierarchy = self.hierarchy.clone();

@@ -17,7 +17,10 @@ mod discover;
 mod entrance;
 mod group;
 mod hierarchy;
+mod memory;
 mod meter;
+mod oom;
+mod processes;
 mod raised;
 mod rlimits;
 mod stock;
@@ -34,14 +37,17 @@ pub use supervisor::finish_removal;
 
 pub(crate) use entrance::Newcomers;
 pub(crate) use group::GroupName;
+pub(crate) use oom::{Guarded, Tell, guard};
 pub(crate) use stock::InForceByGroup;
 
+use group::FIRST_CPUS;
+use memory::MemoryLimit;
 use supervisor::watch;
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::zygote::{Process, UserIds};
@@ -116,17 +122,26 @@ impl fmt::Display for LimitReached {
 pub struct Limits {
     /// Its control groups, as far as this host has them.
     group: Group,
+    /// The memory limit in force.
+    memory: Mutex<MemoryLimit>,
     /// Whether the supervisor has ended it because its CPU time is spent.
     cpu_time_spent: AtomicBool,
     /// Whether it is ended because it has more memory than its usual limit allows.
     memory_kept: AtomicBool,
+    /// How often its kernel was asked to end a process, and has not answered.
+    asked_to_end_one: AtomicU32,
 }
 
 impl Limits {
     /// Limits that are set through these groups, where they can be.
     pub fn new(group: Group) -> Self {
-        let (cpu_time_spent, memory_kept) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { group, cpu_time_spent, memory_kept }
+        Self {
+            group,
+            memory: Mutex::default(),
+            cpu_time_spent: AtomicBool::new(false),
+            memory_kept: AtomicBool::new(false),
+            asked_to_end_one: AtomicU32::new(0),
+        }
     }
 
     /// The control groups.
@@ -138,7 +153,7 @@ impl Limits {
     /// time later. A guess that can be corrected: only groups are changed.
     pub fn expect(&self, wanted: ResourceLimits) {
         // Set again, with its error, when it is known.
-        let _ = self.group.set(wanted);
+        let _ = self.set_in_groups(wanted);
     }
 
     /// Sets the limits that groups have when they are made: earlier sandboxes may have left
@@ -147,12 +162,31 @@ impl Limits {
     /// # Errors
     /// The host kernel refuses.
     pub(crate) fn reset(&self) -> io::Result<()> {
-        self.group.reset()
+        self.set_in_groups(ResourceLimits { memory: 0, cpus: FIRST_CPUS as u32, processes: 0 })
+    }
+
+    fn set_in_groups(&self, wanted: ResourceLimits) -> io::Result<()> {
+        self.change_memory(|memory| memory.wanted = wanted.memory)?;
+        self.group.set_others(wanted)
+    }
+
+    /// Changes the memory limit. One that cannot be put in force is as it was before.
+    fn change_memory(&self, change: impl FnOnce(&mut MemoryLimit)) -> io::Result<()> {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = *memory;
+        change(&mut changed);
+        changed.enforce(&self.group)?;
+        *memory = changed;
+        Ok(())
+    }
+
+    fn memory_limit(&self) -> MemoryLimit {
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the limits of the sandbox with this process.
     pub(crate) fn set(&self, process: &Process, wanted: ResourceLimits) -> io::Result<()> {
-        self.group.set(wanted)?;
+        self.set_in_groups(wanted)?;
         if wanted.memory > 0 && !self.group.has(Controller::Memory) {
             rlimits::set_memory(process, wanted.memory)?;
         }
@@ -176,7 +210,10 @@ impl Limits {
         if self.cpu_time_spent.load(Ordering::Acquire) {
             return Some(LimitReached::CpuTime);
         }
-        let is_out = self.memory_kept.load(Ordering::Acquire) || self.group.has_run_out_of_memory();
+        let is_out = self.memory_kept.load(Ordering::Acquire)
+            // Its kernel may have ended for want of memory before it could end a process.
+            || self.asked_to_end_one.load(Ordering::Acquire) > 0
+            || self.group.has_run_out_of_memory();
         is_out.then_some(LimitReached::Memory)
     }
 
@@ -204,8 +241,24 @@ impl Limits {
         Ok(())
     }
 
-    fn note_memory_kept(&self) {
+    /// Notes that the sandbox is ended since it has too much memory.
+    pub(crate) fn note_memory_kept(&self) {
         self.memory_kept.store(true, Ordering::Release);
+    }
+
+    fn note_asked_to_end_one(&self) {
+        self.asked_to_end_one.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether the kernel of the sandbox was asked to end a process and has not answered yet; it has now.
+    pub(crate) fn take_answer(&self) -> bool {
+        let less = |asked: u32| asked.checked_sub(1);
+        self.asked_to_end_one.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok()
+    }
+
+    /// Whether one of several processes of the sandbox can be ended when its memory is used up.
+    pub(crate) fn can_end_one(&self, wanted: ResourceLimits) -> bool {
+        wanted.memory > 0 && wanted.processes != 1 && self.group.has(Controller::Memory)
     }
 
     pub(crate) fn note_cpu_time_spent(&self) {

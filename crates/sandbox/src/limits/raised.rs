@@ -5,13 +5,12 @@ use std::io;
 use std::sync::Arc;
 
 use super::Limits;
+use super::memory::MemoryLimit;
 
 /// A raised memory limit. Give it back with [`RaisedMemory::lower`]; dropping it leaves the limit
 /// as it is, as befits a sandbox that has ended.
 pub struct RaisedMemory {
     limits: Arc<Limits>,
-    /// The limit before, in bytes; `None`: there was none.
-    usual: Option<u64>,
 }
 
 /// What became of a limit that was to be lowered.
@@ -25,19 +24,19 @@ pub enum Lowered {
 
 impl fmt::Debug for RaisedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RaisedMemory").field("usual", &self.usual).finish_non_exhaustive()
+        f.debug_struct("RaisedMemory").finish_non_exhaustive()
     }
 }
 
 impl RaisedMemory {
     /// Lets a sandbox have all that it has now a second time.
     pub(crate) fn of(limits: &Arc<Limits>) -> io::Result<Self> {
-        let usual = limits.group.memory_limit()?;
-        if let Some(usual) = usual {
+        let usual = limits.memory_limit().wanted;
+        if usual > 0 {
             let in_use = limits.group.memory()?.unwrap_or(usual);
-            limits.group.set_memory(usual.saturating_add(in_use.min(usual)))?;
+            limits.change_memory(|memory| memory.for_twin = in_use.min(usual))?;
         }
-        Ok(Self { limits: limits.clone(), usual })
+        Ok(Self { limits: limits.clone() })
     }
 
     /// Puts the usual limit in force again, unless the sandbox has more than that: the host kernel
@@ -46,11 +45,12 @@ impl RaisedMemory {
     /// # Errors
     /// The host refuses.
     pub fn lower(&self) -> io::Result<Lowered> {
-        let Some(usual) = self.usual else { return Ok(Lowered::Done) };
-        if self.limits.group.memory()?.is_some_and(|in_use| in_use > usual) {
+        let usual = MemoryLimit { for_twin: 0, ..self.limits.memory_limit() };
+        let most = usual.usable(&self.limits.group);
+        if most > 0 && self.limits.group.memory()?.is_some_and(|in_use| in_use > most) {
             return Ok(Lowered::TooMuchInUse);
         }
-        match self.limits.group.set_memory(usual) {
+        match self.limits.change_memory(|memory| memory.for_twin = 0) {
             Ok(()) => Ok(Lowered::Done),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(Lowered::TooMuchInUse),
             Err(error) => Err(error),
@@ -68,7 +68,7 @@ mod tests {
     use super::super::group::{Group, GroupName};
     use super::super::hierarchy::{Controller, Hierarchy, Place, Version};
     use super::*;
-    use crate::limits::LimitReached;
+    use crate::limits::{LimitReached, ResourceLimits};
     use std::fs;
 
     #[test]
@@ -87,6 +87,7 @@ mod tests {
         let group =
             Group::set_up(vec![group.clone()], GroupName::of_first(0), hierarchy, None).unwrap();
         let limits = Arc::new(Limits::new(group));
+        limits.expect(ResourceLimits { memory: 1_000_000, ..ResourceLimits::default() });
         // The file is longer than what is written to it: a control group's is not.
         let limit = || fs::read_to_string(file("memory.limit_in_bytes")).unwrap()[..7].to_owned();
         let raised = RaisedMemory::of(&limits).unwrap();

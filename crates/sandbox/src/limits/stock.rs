@@ -25,6 +25,7 @@ use super::group::{
     memory_in_use,
 };
 use super::hierarchy::Version;
+use super::oom::ends_nobody;
 use crate::sys;
 
 /// Sandboxes whose groups wait for others, at most: some more than end while a zygote is made.
@@ -108,6 +109,10 @@ impl Reusable {
         let directory = memory.directory();
         if has_run_out_of_memory(directory, Version::V1)? {
             return Err(io::Error::other("a sandbox has run out of memory here"));
+        }
+        // The daemon that watched has been killed.
+        if ends_nobody(directory)? {
+            return Err(io::Error::other("who runs out of memory here would wait for ever"));
         }
         Ok(memory_in_use(directory, Version::V1)? <= RESIDUE_MAX)
     }

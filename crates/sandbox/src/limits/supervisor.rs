@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::group::Account;
+use super::processes::for_descendants;
 use super::stock::{Reusable, Stock};
 use super::{Controller, Limits};
 use crate::zygote::{ExitCell, Process};
@@ -291,27 +292,16 @@ impl Usage {
     }
 }
 
-/// Most processes of a sandbox that are looked for in `/proc`.
-const PROCESSES_MAX: usize = 20_000;
-
 /// Notes the CPU time of a process and of its descendants. Those that end between two
 /// looks keep the time that was last seen.
 fn see_processes(first: u32, seen: &mut HashMap<(u32, u64), Duration>) {
-    let mut found = vec![first];
-    let mut next = 0;
-    while let Some(&pid) = found.get(next).filter(|_| found.len() < PROCESSES_MAX) {
-        next += 1;
+    for_descendants(first, |pid| {
         if let Some((started, used)) =
             fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| parse_stat(&stat))
         {
             seen.insert((pid, started), used);
         }
-        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-        for task in tasks.flatten() {
-            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
-        }
-    }
+    });
 }
 
 /// When a process started, in ticks since boot, and its CPU time

@@ -410,8 +410,17 @@ fn orphan(
         KnownAs::Copy(number) => drop(parent.registry().copies.insert(number, alive)),
     }
     let affinity = None;
-    let process =
-        Process { pid, own_number, pidfd, exit, limits, parent, affinity, known_as, slot };
+    let process = Process {
+        pid,
+        own_number,
+        pidfd: Arc::new(pidfd),
+        exit,
+        limits,
+        parent,
+        affinity,
+        known_as,
+        slot,
+    };
     let console = console.adopt(read)?;
     Ok(Orphan { process, control, console, connections, descriptors, volume_holder, note, keep })
 }

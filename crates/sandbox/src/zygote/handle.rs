@@ -349,7 +349,7 @@ impl ZygoteParent {
                 Ok(Process {
                     pid,
                     own_number,
-                    pidfd,
+                    pidfd: Arc::new(pidfd),
                     exit,
                     limits,
                     parent,

@@ -245,11 +245,7 @@ impl Zygote {
     /// Starts a program.
     pub fn start(self, spec: &StartSpec<'_>) -> Result<Sandbox, BootError> {
         let message = crate::boot::encode_start(spec, &MemoryWrites::default())?;
-        let limits = ResourceLimits {
-            memory: spec.memory_limit,
-            cpus: spec.cpus,
-            processes: spec.process_limit,
-        };
+        let limits = spec.limits();
         self.set_limits(limits, spec.cpu_time_limit)?;
         let index = match &spec.rootfs {
             Rootfs::Index { file, .. } => Some(file.as_fd()),
@@ -312,11 +308,7 @@ impl Zygote {
             return Err(BootError::NotPrepared("a copy of a template has no mounts".to_owned()));
         }
         let message = crate::boot::encode_start(spec, writes)?;
-        let limits = ResourceLimits {
-            memory: spec.memory_limit,
-            cpus: spec.cpus,
-            processes: spec.process_limit,
-        };
+        let limits = spec.limits();
         let options = ThawOptions {
             streams: Some([spec.stdio[1], spec.stdio[2]]),
             limits,

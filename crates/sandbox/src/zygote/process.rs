@@ -65,7 +65,7 @@ pub(crate) struct Process {
     pub pid: u32,
     /// As the calls of this process number it; see [`Numbers`].
     pub own_number: Option<Pid>,
-    pub pidfd: OwnedFd,
+    pub pidfd: Arc<OwnedFd>,
     pub exit: Arc<ExitCell>,
     pub limits: Arc<Limits>,
     /// Keeps the zygote parent alive as long as one of its children is wanted.

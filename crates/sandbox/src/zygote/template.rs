@@ -198,7 +198,7 @@ impl Template {
         let mut process = Process {
             pid,
             own_number,
-            pidfd,
+            pidfd: Arc::new(pidfd),
             exit,
             limits,
             parent,

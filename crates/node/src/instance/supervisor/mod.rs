@@ -42,12 +42,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use thaw_home::config::{DomainName, FunctionName};
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin};
+use thaw_sandbox::{BootTimes, EgressEvents, KilledProcess, MemoryReader, ResourceLimits, Twin};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep as wait};
 
 /// Most denied outgoing connections of one instance that are logged.
 const DENIALS_LOGGED: usize = 16;
+/// Most processes of one instance that were ended for want of memory and are logged.
+const OOM_KILLS_LOGGED: usize = 16;
 /// How long a guest that computes goes on before it hears of a connection.
 const RING_AFTER: Duration = Duration::from_millis(1);
 /// How often a supervisor looks at most whether its instance is idle.
@@ -204,6 +206,7 @@ pub(crate) struct Supervisor {
     trims: Trims,
     /// Denied connections that were logged.
     denials_logged: usize,
+    oom_kills_logged: usize,
     /// What it was heard to lack.
     lacks: Lacks,
     served: u64,
@@ -298,6 +301,7 @@ impl Supervisor {
             sleepiness: Sleepiness::default(),
             trims: Trims::default(),
             denials_logged: 0,
+            oom_kills_logged: 0,
             lacks: Lacks::default(),
             served: 0,
             idle_look,
@@ -336,6 +340,7 @@ impl Supervisor {
                 Step::Report(Report::Remote(event)) => self.connections.execs().heard(event),
                 Step::Report(Report::Egress(events)) => self.egress(&events),
                 Step::Report(Report::Lacks(lack)) => self.lacks(&lack),
+                Step::Report(Report::OomKilled(killed)) => self.oom_killed(&killed),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) if self.sleepiness.is_asked() => {
                     if self.at_rest_to_sleep(rest) {
@@ -669,6 +674,17 @@ impl Supervisor {
             tracing::warn!(%function, instance = self.id, "{text}");
             self.instance.remark(&text);
             self.denials_logged += 1;
+        }
+    }
+
+    /// One of its processes was ended, since its memory was used up.
+    fn oom_killed(&mut self, killed: &KilledProcess) {
+        self.service.count_oom_kill();
+        if self.oom_kills_logged < OOM_KILLS_LOGGED {
+            self.oom_kills_logged += 1;
+            let text = format!("{killed}; raise `limits.memory` in thaw.toml");
+            tracing::warn!(function = %self.service.name(), instance = self.id, "{text}");
+            self.instance.remark(&text);
         }
     }
 

@@ -1,0 +1,476 @@
+//! Has one process of a sandbox ended when its memory is used up, instead of all.
+//!
+//! The host kernel knows nothing of guest processes. If it killed a host process, what that did in
+//! the sandbox' kernel would stay half done, so that all would have to end. Instead:
+//!
+//! 1. A part of the sandbox' memory is its reserve ([`MemoryLimit::reserve`]).
+//!    The host holds up who wants more than the rest: with version 1 it has them wait
+//!    (`memory.oom_control`), with version 2 it slows them down (`memory.high`). With version 1
+//!    it also says when little more than the reserve is left, so that hardly anybody has to wait.
+//! 2. A thread of this library hears of it ([`OomEvents`]), lends the reserve, and tells the kernel of the
+//!    sandbox what each of its processes has ([`MSG_OUT_OF_MEMORY`]).
+//! 3. The kernel ends one, as Linux would choose it. When its memory has been given back, the
+//!    reserve is taken back.
+//!
+//! A sandbox whose kernel does not do that is left to the host's own killer, after [`PATIENCE`].
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::process::{Signal, pidfd_send_signal};
+use thaw_abi::control::{MSG_OUT_OF_MEMORY, OutOfMemory, PROCESS_MEMORY_MAX};
+
+use super::group::field;
+use super::hierarchy::Version;
+use super::memory::MemoryLimit;
+use super::processes::memory_of_descendants;
+use super::{Group, Limits};
+use crate::message;
+
+/// A sandbox is watched when it has lived for so long: many end before, and a boot is not to wait.
+const SETTLING: Duration = Duration::from_millis(100);
+/// How long the thread goes on looking for new sandboxes by itself, so that who makes one does not
+/// have to wake it.
+const LINGERING: Duration = Duration::from_secs(2);
+/// First and longest pause between two looks at a sandbox whose reserve is lent.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// So long after it was asked, a sandbox that has used its reserve as well is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// For so long the processes of a sandbox that has used its reserve may wait.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// After one shortage of a sandbox its processes wait for so long in the next one, so that one tenant
+/// cannot keep the thread from others.
+const BREATHER: Duration = Duration::from_millis(20);
+/// What the host may have charged ahead, or not counted yet.
+const SLACK: u64 = 256 << 10;
+
+/// Tells a sandbox something.
+pub(crate) trait Tell: Send + Sync {
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// It has ended, or takes nothing any more.
+    fn tell(&self, message: Vec<u8>) -> io::Result<()>;
+}
+
+/// A sandbox to be watched, as long as it lives.
+pub(crate) struct Guarded {
+    /// Its limits.
+    pub limits: Weak<Limits>,
+    /// The way to its kernel.
+    pub line: Weak<dyn Tell>,
+    /// Its first process,
+    pub pidfd: Weak<OwnedFd>,
+    /// and the number of that in `/proc`.
+    pub pid: u32,
+}
+
+/// What the host says about the memory of a control group.
+#[derive(Debug)]
+pub(super) struct OomEvents {
+    /// Becomes readable (version 1), or has something special (version 2), when memory is short.
+    source: OwnedFd,
+    /// With version 1: becomes readable when so much memory is in use.
+    threshold: Mutex<Option<Threshold>>,
+    directory: PathBuf,
+    version: Version,
+}
+
+/// An amount of memory, in bytes, of which the host says when it is reached.
+#[derive(Debug)]
+struct Threshold {
+    bytes: u64,
+    /// To drop it is to want it no more.
+    source: OwnedFd,
+}
+
+impl OomEvents {
+    /// The files that whoever watches must be able to write.
+    pub fn files(version: Version) -> &'static [&'static str] {
+        match version {
+            Version::V1 => &[OOM_CONTROL, "cgroup.event_control"],
+            Version::V2 => &[],
+        }
+    }
+
+    /// Begins to watch. With version 1 the host ends nobody from now on.
+    pub fn watch(directory: PathBuf, version: Version) -> io::Result<Self> {
+        if version == Version::V2 {
+            let source = File::open(directory.join("memory.events"))?.into();
+            return Ok(Self { source, threshold: Mutex::default(), directory, version });
+        }
+        // Documentation/admin-guide/cgroup-v1/memory.rst, "OOM Control".
+        let source = event_of(&directory, OOM_CONTROL, "")?;
+        let events = Self { source, threshold: Mutex::default(), directory, version };
+        fs::write(events.directory.join(OOM_CONTROL), "1")?;
+        Ok(events)
+    }
+
+    /// Has `epoll` hear, under `key`, when so many bytes are in use; 0: never.
+    fn expect(&self, bytes: u64, epoll: &OwnedFd, key: u64) -> io::Result<()> {
+        let mut threshold = self.threshold.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = threshold.as_ref().map_or(0, |threshold| threshold.bytes);
+        if self.version == Version::V2 || known == bytes {
+            return Ok(());
+        }
+        *threshold = None;
+        if bytes > 0 {
+            let source = event_of(&self.directory, "memory.usage_in_bytes", &format!(" {bytes}"))?;
+            epoll::add(epoll, &source, EventData::new_u64(key), EventFlags::IN)?;
+            *threshold = Some(Threshold { bytes, source });
+        }
+        Ok(())
+    }
+
+    fn interest(&self) -> EventFlags {
+        match self.version {
+            Version::V1 => EventFlags::IN,
+            Version::V2 => EventFlags::PRI,
+        }
+    }
+
+    /// Waits for the next event from now on.
+    fn forget(&self) {
+        let mut buffer = [0; 512];
+        let threshold = self.threshold.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(threshold) = &*threshold {
+            let _ = rustix::io::read(&threshold.source, &mut buffer);
+        }
+        let _ = match self.version {
+            Version::V1 => rustix::io::read(&self.source, &mut buffer),
+            Version::V2 => rustix::io::pread(&self.source, &mut buffer, 0),
+        };
+    }
+
+    /// Has the host end somebody again when memory is used up.
+    fn give_up(&self) {
+        if self.version == Version::V1 {
+            let _ = fs::write(self.directory.join(OOM_CONTROL), "0");
+        }
+    }
+}
+
+impl Drop for OomEvents {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+const OOM_CONTROL: &str = "memory.oom_control";
+
+/// What becomes readable when the host has something to say about a file of a group of version 1.
+fn event_of(directory: &Path, file: &str, arguments: &str) -> io::Result<OwnedFd> {
+    let source = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let file = File::open(directory.join(file))?;
+    let wanted = format!("{} {}{arguments}", source.as_raw_fd(), file.as_raw_fd());
+    fs::write(directory.join("cgroup.event_control"), wanted)?;
+    Ok(source)
+}
+
+/// Whether the host ends nobody who wants more memory than this group of version 1 may have.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn ends_nobody(directory: &Path) -> io::Result<bool> {
+    let text = fs::read_to_string(directory.join(OOM_CONTROL))?;
+    Ok(field(&text, "oom_kill_disable").is_some_and(|value| value > 0))
+}
+
+/// How much memory a sandbox has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// Enough, also without its reserve.
+    Enough,
+    /// A part of its reserve.
+    Little,
+    /// None.
+    Nothing,
+}
+
+impl Left {
+    fn of(group: &Group, events: &OomEvents, limit: MemoryLimit) -> io::Result<Self> {
+        let usual = MemoryLimit { is_lent: false, ..limit }.is_short_from(group);
+        // What the host can take back does not count, though it may have been what it spoke of.
+        let held = group.memory_held()?.unwrap_or(0).saturating_add(SLACK);
+        let is_held_up = match events.version {
+            Version::V1 => {
+                let text = fs::read_to_string(events.directory.join(OOM_CONTROL))?;
+                field(&text, "under_oom").is_some_and(|value| value > 0)
+            }
+            // What is beyond that is slowed down, or ended by the host.
+            Version::V2 => held >= limit.usable(group),
+        };
+        Ok(match () {
+            () if limit.wanted == 0 || held <= usual && !is_held_up => Self::Enough,
+            () if is_held_up || !limit.is_lent => Self::Nothing,
+            () => Self::Little,
+        })
+    }
+}
+
+/// A sandbox that is watched.
+struct Watched {
+    key: u64,
+    guarded: Guarded,
+    /// Its reserve is lent.
+    shortage: Option<Shortage>,
+    /// When the last shortage began.
+    begun: Option<Instant>,
+    /// When to look at it next, without an event, and the pause after that.
+    look: Option<(Instant, Duration)>,
+}
+
+/// A sandbox has used up its memory, and has not given it back yet.
+#[derive(Clone, Copy)]
+struct Shortage {
+    since: Instant,
+    /// When its kernel was asked last, if it was.
+    asked: Option<Instant>,
+}
+
+/// Why a sandbox is watched no longer.
+struct Gone;
+
+impl Watched {
+    fn new(key: u64, guarded: Guarded) -> Self {
+        Self { key, guarded, shortage: None, begun: None, look: None }
+    }
+
+    /// Does what there is to do; to be called at each event, and when a look is due.
+    fn attend(&mut self, now: Instant, epoll: &OwnedFd) -> Result<(), Gone> {
+        let limits = self.guarded.limits.upgrade().ok_or(Gone)?;
+        let events = limits.group.oom_events().ok_or(Gone)?;
+        events.forget();
+        // A group that cannot be read is going away.
+        let left = Left::of(&limits.group, events, limits.memory_limit()).map_err(|_| Gone)?;
+        let done = match left {
+            Left::Nothing => self.end_one(&limits, now),
+            Left::Enough => self.take_back(&limits),
+            Left::Little => Ok(()),
+        };
+        let limit = MemoryLimit { is_lent: false, ..limits.memory_limit() };
+        let done =
+            done.and_then(|()| events.expect(limit.is_short_from(&limits.group), epoll, self.key));
+        if done.is_err() {
+            events.give_up();
+            return Err(Gone);
+        }
+        if self.shortage.is_none() && left != Left::Nothing {
+            self.look = None;
+            return Ok(());
+        }
+        let pause = match self.look {
+            Some((_, pause)) if left != Left::Nothing => pause,
+            _ => LOOKS.0,
+        };
+        self.look = Some((now + pause, (pause * 2).min(LOOKS.1)));
+        Ok(())
+    }
+
+    /// Has a process ended, unless that was asked for a moment ago.
+    fn end_one(&mut self, limits: &Limits, now: Instant) -> io::Result<()> {
+        match self.shortage {
+            None if self.begun.is_some_and(|begun| now - begun < BREATHER) => Ok(()),
+            None => {
+                self.shortage = Some(Shortage { since: now, asked: Some(now) });
+                self.begun = Some(now);
+                // The kernel of the sandbox needs some memory itself.
+                limits.change_memory(|memory| memory.is_lent = true)?;
+                self.guarded.ask(limits)
+            }
+            Some(Shortage { asked: Some(asked), .. }) if now - asked < ASK_AGAIN => Ok(()),
+            Some(Shortage { since, .. }) if now - since >= PATIENCE => {
+                Err(io::ErrorKind::TimedOut.into())
+            }
+            Some(Shortage { since, .. }) => {
+                self.shortage = Some(Shortage { since, asked: Some(now) });
+                self.guarded.ask(limits)
+            }
+        }
+    }
+
+    fn take_back(&mut self, limits: &Limits) -> io::Result<()> {
+        // Page cache that the host could not take back after all may be in the way for a while.
+        if self.shortage.is_some() && limits.change_memory(|memory| memory.is_lent = false).is_ok()
+        {
+            self.shortage = None;
+        }
+        Ok(())
+    }
+
+    /// Sets its reserve aside. One that has too much for that by now gets it back when it has less.
+    fn reserve(&mut self, limits: &Limits, now: Instant) {
+        if limits.change_memory(|memory| memory.has_reserve = true).is_err() {
+            let lent =
+                limits.change_memory(|memory| (memory.has_reserve, memory.is_lent) = (true, true));
+            debug_assert!(lent.is_ok(), "nothing has changed for the host");
+            self.shortage = Some(Shortage { since: now, asked: None });
+        }
+    }
+}
+
+impl Guarded {
+    /// Has the kernel of the sandbox end one of its processes.
+    fn ask(&self, limits: &Limits) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let (line, pidfd) =
+            (self.line.upgrade().ok_or_else(gone)?, self.pidfd.upgrade().ok_or_else(gone)?);
+        let processes = memory_of_descendants(self.pid, PROCESS_MEMORY_MAX);
+        let count = processes.len() as u32;
+        let mut body = bytemuck::bytes_of(&OutOfMemory { count, reserved: 0 }).to_vec();
+        body.extend_from_slice(bytemuck::cast_slice(&processes));
+        limits.note_asked_to_end_one();
+        line.tell(message::with_body(MSG_OUT_OF_MEMORY, &body))?;
+        Ok(pidfd_send_signal(&*pidfd, Signal::USR1)?)
+    }
+}
+
+/// What the thread and the others share.
+struct Shared {
+    new: Vec<(Instant, Guarded)>,
+    /// Wakes the thread.
+    waker: Option<Arc<OwnedFd>>,
+    /// The thread will look by itself before long.
+    is_looking: bool,
+}
+
+static SHARED: Mutex<Shared> =
+    Mutex::new(Shared { new: Vec::new(), waker: None, is_looking: false });
+
+fn lock() -> MutexGuard<'static, Shared> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Watches a sandbox from soon on. Hardly takes the caller any time.
+pub(crate) fn guard(guarded: Guarded) {
+    let mut shared = lock();
+    if shared.waker.is_none() {
+        // Without the thread all of the sandbox is ended, as without control groups.
+        let Ok(waker) = Watcher::start() else { return };
+        shared.waker = Some(waker);
+    }
+    shared.new.push((Instant::now() + SETTLING, guarded));
+    if !std::mem::replace(&mut shared.is_looking, true)
+        && let Some(waker) = &shared.waker
+    {
+        let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
+    }
+}
+
+/// The thread.
+struct Watcher {
+    epoll: OwnedFd,
+    waker: Arc<OwnedFd>,
+    new: Vec<(Instant, Guarded)>,
+    watched: HashMap<u64, Watched>,
+    last_key: u64,
+    /// When the last new sandbox was seen.
+    seen_new: Instant,
+}
+
+/// The key of the waker.
+const WAKER: u64 = 0;
+
+impl Watcher {
+    fn start() -> io::Result<Arc<OwnedFd>> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        epoll::add(&epoll, &*waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+        let watcher = Self {
+            epoll,
+            waker: waker.clone(),
+            new: Vec::new(),
+            watched: HashMap::new(),
+            last_key: WAKER,
+            seen_new: Instant::now(),
+        };
+        std::thread::Builder::new().name("thaw-oom".into()).spawn(|| watcher.run())?;
+        Ok(waker)
+    }
+
+    fn run(mut self) {
+        let mut ready = [Event { flags: EventFlags::empty(), data: EventData::new_u64(WAKER) }; 64];
+        loop {
+            let timeout = self.prepare_to_wait();
+            let count = match epoll::wait(&self.epoll, &mut ready[..], timeout.as_ref()) {
+                Ok(count) => count,
+                Err(_) => 0,
+            };
+            let now = Instant::now();
+            for event in &ready[..count] {
+                match event.data.u64() {
+                    WAKER => drop(rustix::io::read(&self.waker, &mut [0; 8])),
+                    key => self.attend(key, now),
+                }
+            }
+            let is_due = |watched: &Watched| watched.look.is_some_and(|(due, _)| due <= now);
+            let due = self.watched.iter().filter(|(_, watched)| is_due(watched));
+            let due: Vec<u64> = due.map(|(&key, _)| key).collect();
+            due.into_iter().for_each(|key| self.attend(key, now));
+            self.begin_due(now);
+        }
+    }
+
+    fn attend(&mut self, key: u64, now: Instant) {
+        if let Some(watched) = self.watched.get_mut(&key)
+            && watched.attend(now, &self.epoll).is_err()
+        {
+            self.watched.remove(&key);
+        }
+    }
+
+    /// Takes the new sandboxes over; how long to wait for events.
+    fn prepare_to_wait(&mut self) -> Option<Timespec> {
+        let now = Instant::now();
+        let mut shared = lock();
+        if !shared.new.is_empty() {
+            self.new.append(&mut shared.new);
+            self.seen_new = now;
+        }
+        shared.is_looking = self.seen_new.elapsed() < LINGERING;
+        let lingers = shared.is_looking.then(|| now + SETTLING);
+        drop(shared);
+        let looks = self.watched.values().filter_map(|watched| watched.look);
+        let dues = looks.map(|(due, _)| due).chain(self.new.iter().map(|(due, _)| *due));
+        let next = dues.chain(lingers).min()?;
+        Some(message::time_until(next))
+    }
+
+    /// Begins to watch those that have lived long enough, and forgets those that have ended.
+    fn begin_due(&mut self, now: Instant) {
+        let due: Vec<Guarded> =
+            self.new.extract_if(.., |(due, _)| *due <= now).map(|(_, guarded)| guarded).collect();
+        if due.is_empty() {
+            return;
+        }
+        self.watched.retain(|_, watched| watched.guarded.limits.strong_count() > 0);
+        for guarded in due {
+            self.last_key += 1;
+            let key = self.last_key;
+            // One that cannot be watched is ended as a whole when its memory is used up.
+            if let Some(limits) = guarded.limits.upgrade()
+                && self.begin(key, &limits).is_ok()
+            {
+                let mut watched = Watched::new(key, guarded);
+                watched.reserve(&limits, now);
+                self.watched.insert(key, watched);
+                // It may have been short before.
+                self.attend(key, now);
+            }
+        }
+    }
+
+    fn begin(&self, key: u64, limits: &Limits) -> io::Result<()> {
+        let Some(events) = limits.group.watch_oom()? else {
+            return Err(io::ErrorKind::Other.into());
+        };
+        Ok(epoll::add(&self.epoll, &events.source, EventData::new_u64(key), events.interest())?)
+    }
+}
