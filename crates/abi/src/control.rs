@@ -74,8 +74,11 @@ pub const MSG_DESCRIBE: u32 = 15;
 pub const MSG_LIMITS: u32 = 16;
 /// The sandbox has used up its memory: end a process, as Linux does when memory runs out.
 /// [`OutOfMemory`], then its [`ProcessMemory`], those with most memory first. The answer is
-/// [`MSG_OOM_KILLED`]. Kernels that do not know of it are not asked.
+/// [`MSG_OOM_KILLED`], and the other processes wait until [`MSG_MEMORY_IS_BACK`], but no longer than
+/// [`OOM_WAIT_NS`]. Kernels that do not know of it are not asked.
 pub const MSG_OUT_OF_MEMORY: u32 = 17;
+/// There is enough memory again; no body.
+pub const MSG_MEMORY_IS_BACK: u32 = 18;
 /// The sandbox may have outgoing connections from now on, and so may copies of it: [`Outgoing`].
 /// Kernels that do not know of it go on without.
 pub const MSG_OUTGOING: u32 = 108;
@@ -408,6 +411,8 @@ pub struct OomKilled {
     pub name: [u8; 16],
 }
 
+/// How long the other processes wait for the memory of one that is being ended, in nanoseconds.
+pub const OOM_WAIT_NS: u64 = 1_000_000_000;
 /// A process was ended.
 pub const OOM_KILLED: u32 = 1;
 /// A process is just ending, which has memory.

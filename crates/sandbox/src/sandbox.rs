@@ -500,6 +500,9 @@ impl Sandbox {
                 line,
                 pidfd: Arc::downgrade(&self.process.pidfd),
                 pid: self.process.pid,
+                has_own_numbers: self.process.own_number.is_some_and(|own| {
+                    u32::try_from(own.as_raw_nonzero().get()) == Ok(self.process.pid)
+                }),
             });
         }
     }

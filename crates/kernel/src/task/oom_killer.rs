@@ -2,24 +2,61 @@
 //!
 //! Only the host knows what its processes have, so it asks
 //! ([`thaw_abi::control::MSG_OUT_OF_MEMORY`]) and says what each has. The choice is Linux'
-//! (`oom_badness` in mm/oom_kill.c).
+//! (`oom_badness` in mm/oom_kill.c). As on Linux, all others wait until the memory has been given back:
+//! if they took what is left meanwhile, host calls of this kernel would fail.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::control::{OOM_KILLED, OOM_NOBODY, OOM_UNDER_WAY, OomKilled, ProcessMemory};
+use thaw_abi::control::{
+    OOM_KILLED, OOM_NOBODY, OOM_UNDER_WAY, OOM_WAIT_NS, OomKilled, ProcessMemory,
+};
 
 use super::exit::begin_group_exit;
 use super::process::{ExitStatus, FIRST_PID, Process};
 use super::signal::SIGKILL;
+use super::wait::Events;
+use super::{current, host_process, scheduler};
 use crate::state::kernel;
+use crate::time::Instant;
 
 /// `oom_score_adj` of a process that is never chosen (proc_pid_oom_score_adj(5)).
 const NEVER: i32 = -1000;
 
+/// Until when threads wait for memory, on the guest's monotonic clock in nanoseconds; 0: none does.
+static WAIT_UNTIL: AtomicU64 = AtomicU64::new(0);
+
 /// Ends the process that has most memory, with those that share it, unless that is the first one, with
-/// which the sandbox would end.
+/// which the sandbox would end. The others wait until [`memory_is_back`].
 pub fn kill_one(memory: &[ProcessMemory]) -> OomKilled {
+    let killed = choose_and_kill(memory);
+    if killed.outcome != OOM_NOBODY {
+        WAIT_UNTIL.store(Instant::now().0 + OOM_WAIT_NS, Relaxed);
+        kernel().tasks.all_threads().iter().for_each(|thread| thread.needs_attention());
+        host_process::interrupt_everybody();
+    }
+    killed
+}
+
+/// There is enough memory again.
+pub fn memory_is_back() {
+    WAIT_UNTIL.store(0, Relaxed);
+    kernel().tasks.memory_is_back.wake_all(Events::IN);
+}
+
+/// Has the running thread wait as long as memory is short, unless it is to end.
+pub fn wait_for_memory() {
+    loop {
+        let until = Instant(WAIT_UNTIL.load(Relaxed));
+        if until.0 == 0 || current().is_dying() || until <= Instant::now() {
+            return;
+        }
+        scheduler::block_uninterruptibly_until(&kernel().tasks.memory_is_back, until);
+    }
+}
+
+fn choose_and_kill(memory: &[ProcessMemory]) -> OomKilled {
     let sandbox_kib = (kernel().memory_total() >> 10) as i64;
     let mut worst: Option<(i64, u32, Arc<Process>)> = None;
     for process in kernel().tasks.processes_where(|process| !process.is_zombie()) {

@@ -207,6 +207,13 @@ pub fn block_uninterruptibly(queue: &WaitQueue) {
     queue.unregister(token);
 }
 
+/// The same, but not for longer than until `deadline`.
+pub fn block_uninterruptibly_until(queue: &WaitQueue, deadline: Instant) {
+    let alarm = timer::add(deadline, current_arc());
+    block_uninterruptibly(queue);
+    timer::cancel(alarm);
+}
+
 /// Blocks the running thread until one of `queues` is woken. Signals do not end it.
 pub fn block_uninterruptibly_on(queues: &[&WaitQueue]) {
     let thread = current();

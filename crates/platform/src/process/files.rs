@@ -1,14 +1,20 @@
 //! Descriptors of the host.
 #![allow(unsafe_code)]
 
+use core::sync::atomic::AtomicU32;
+
 use super::HostProcesses;
 use super::calls::{hostcall, nr};
 use crate::errno::{Errno, Result};
 use crate::io::{IoSlice, IoSliceMut};
-use crate::machine::{Arrived, FdBuffer, HostFd, HostFiles, MAX_FDS, Peek, PollFd};
+use crate::kernel_lock;
+use crate::machine::{Arrived, FdBuffer, HostFd, HostFiles, MAX_FDS, Peek, PollFd, Vcpus};
 
 /// `MSG_DONTWAIT | MSG_NOSIGNAL`, with which all sockets are used.
 const SOCKET_FLAGS: u64 = 0x40 | 0x4000;
+/// How long a message waits, in milliseconds, for which the host has no memory left in the sandbox: it ends
+/// one of several processes then, or all.
+const MEMORY_PATIENCE_MS: u32 = 5000;
 /// Bytes of the head of a control message (`struct cmsghdr`, cmsg(3)).
 const CMSG_HEAD: usize = 16;
 
@@ -65,11 +71,8 @@ impl HostFiles for HostProcesses {
         }
         const MSG_DONTWAIT: u64 = 0x40;
         const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
-        if let Some(first) = bytes.first_mut() {
-            // The message would be lost if the host had no memory for this page now. A page fault
-            // waits for that.
-            // SAFETY: a reference is valid for writes.
-            unsafe { core::ptr::write_volatile(first, 0) };
+        if kernel_lock::is_enabled() {
+            touch_what_is_received(socket, bytes, fds, nonblocking)?;
         }
         let vector = [bytes.as_mut_ptr() as u64, size_of_val(bytes) as u64];
         let mut message = MessageVector {
@@ -100,9 +103,15 @@ impl HostFiles for HostProcesses {
 
     fn send(fd: HostFd, from: IoSlice<'_>) -> Result<usize> {
         let (at, len) = (from.address(), from.len() as u64);
-        // SAFETY: as in `write`.
-        unsafe { hostcall(nr::SENDTO, [fd.0 as u64, at, len, SOCKET_FLAGS, 0, 0]) }
-            .map(|n| n as usize)
+        let mut patience = if kernel_lock::is_enabled() { MEMORY_PATIENCE_MS } else { 0 };
+        loop {
+            // SAFETY: as in `write`.
+            match unsafe { hostcall(nr::SENDTO, [fd.0 as u64, at, len, SOCKET_FLAGS, 0, 0]) } {
+                Err(Errno::ENOBUFS | Errno::ENOMEM) if patience > 0 => patience -= 1,
+                outcome => return outcome.map(|n| n as usize),
+            }
+            HostProcesses::wait(&AtomicU32::new(0), 0, Some(1_000_000));
+        }
     }
 
     fn shutdown(fd: HostFd, how: u32) -> Result<()> {
@@ -127,4 +136,42 @@ impl HostFiles for HostProcesses {
         // SAFETY: touches no memory. An error leaves nothing to do.
         let _ = unsafe { hostcall(nr::CLOSE, [fd.0 as u64, 0, 0, 0, 0, 0]) };
     }
+}
+
+/// Touches the memory that the next message will fill. Where the host has none left for a sandbox of
+/// several processes, a page fault waits until one of them has been ended, but a host call fails, and the
+/// message is lost.
+fn touch_what_is_received(
+    socket: HostFd,
+    bytes: &mut [u64],
+    fds: &mut FdBuffer,
+    nonblocking: bool,
+) -> Result<()> {
+    const MSG_PEEK: u64 = 0x2;
+    const MSG_TRUNC: u64 = 0x20;
+    const MSG_NOSIGNAL: u64 = 0x4000;
+    let flags = MSG_PEEK | MSG_TRUNC | if nonblocking { SOCKET_FLAGS } else { MSG_NOSIGNAL };
+    let len = loop {
+        // SAFETY: nothing is stored.
+        match unsafe { hostcall(nr::RECVFROM, [socket.0 as u64, 0, 0, flags, 0, 0]) } {
+            Ok(len) => break len as usize,
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    };
+    const WORDS_IN_PAGE: usize = 4096 / size_of::<u64>();
+    let words = len.div_ceil(size_of::<u64>()).min(bytes.len());
+    for word in bytes[..words].iter_mut().step_by(WORDS_IN_PAGE) {
+        touch(word);
+    }
+    bytes[..words].last_mut().into_iter().for_each(touch);
+    touch(&mut fds.len);
+    Ok(())
+}
+
+/// Writes what is there already.
+fn touch<T: Copy>(place: &mut T) {
+    let place = core::ptr::from_mut(place);
+    // SAFETY: a reference is valid for reads and writes.
+    unsafe { place.write_volatile(place.read_volatile()) };
 }

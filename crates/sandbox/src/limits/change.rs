@@ -49,7 +49,7 @@ impl Limits {
         if wanted.memory < before.memory {
             let reserve = MemoryLimit { wanted: wanted.memory, ..self.memory_limit() };
             let held = self.group.memory_held()?.unwrap_or(0).saturating_add(elsewhere);
-            let held = held.saturating_add(reserve.reserve(&self.group));
+            let held = held.saturating_add(reserve.never_in_use(&self.group));
             // The host would end it (version 2), or refuse (version 1).
             if held > wanted.memory {
                 return Err(NotChanged::InUse { held, wanted: wanted.memory });

@@ -7,10 +7,10 @@
 //!    The host holds up who wants more than the rest: with version 1 it has them wait
 //!    (`memory.oom_control`), with version 2 it slows them down (`memory.high`). With version 1
 //!    it also says when little more than the reserve is left, so that hardly anybody has to wait.
-//! 2. A thread of this library hears of it ([`OomEvents`]), lends the reserve, and tells the kernel of the
-//!    sandbox what each of its processes has ([`MSG_OUT_OF_MEMORY`]).
-//! 3. The kernel ends one, as Linux would choose it. When its memory has been given back, the
-//!    reserve is taken back.
+//! 2. A thread of this library hears of it ([`OomEvents`]), and tells the kernel of the sandbox what each of
+//!    its processes has ([`MSG_OUT_OF_MEMORY`]). It lends the reserve to whoever is held up.
+//! 3. The kernel ends one, as Linux would choose it, and has the others wait. When memory has been
+//!    given back, they go on ([`MSG_MEMORY_IS_BACK`]), and the reserve is no longer lent.
 //!
 //! A sandbox whose kernel does not do that is left to the host's own killer, after [`PATIENCE`].
 
@@ -25,12 +25,12 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::process::{Signal, pidfd_send_signal};
-use thaw_abi::control::{MSG_OUT_OF_MEMORY, OutOfMemory, PROCESS_MEMORY_MAX};
+use thaw_abi::control::{MSG_MEMORY_IS_BACK, MSG_OUT_OF_MEMORY, OutOfMemory, PROCESS_MEMORY_MAX};
 
 use super::group::field;
-use super::hierarchy::Version;
-use super::memory::MemoryLimit;
-use super::processes::memory_of_descendants;
+use super::hierarchy::{Controller, Version};
+use super::memory::{MemoryLimit, STEPS};
+use super::processes::{descendants, members, memory_of, signal_members};
 use super::{Group, Limits};
 use crate::message;
 
@@ -39,15 +39,19 @@ const SETTLING: Duration = Duration::from_millis(100);
 /// How long the thread goes on looking for new sandboxes by itself, so that who makes one does not
 /// have to wake it.
 const LINGERING: Duration = Duration::from_secs(2);
-/// First and longest pause between two looks at a sandbox whose reserve is lent.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// Pause between two looks at a sandbox whose reserve is lent.
+const LOOK: Duration = Duration::from_millis(5);
 /// So long after it was asked, a sandbox that has used its reserve as well is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// So long after one step of its reserve it gets the next one.
+const LEND_AGAIN: Duration = Duration::from_millis(50);
 /// For so long the processes of a sandbox that has used its reserve may wait.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// After one shortage of a sandbox its processes wait for so long in the next one, so that one tenant
 /// cannot keep the thread from others.
 const BREATHER: Duration = Duration::from_millis(20);
+/// Most processes of a sandbox that are told to look at their messages.
+const RUNG_MAX: usize = 64;
 /// What the host may have charged ahead, or not counted yet.
 const SLACK: u64 = 256 << 10;
 
@@ -70,6 +74,8 @@ pub(crate) struct Guarded {
     pub pidfd: Weak<OwnedFd>,
     /// and the number of that in `/proc`.
     pub pid: u32,
+    /// Whether this process numbers processes as `/proc` does.
+    pub has_own_numbers: bool,
 }
 
 /// What the host says about the memory of a control group.
@@ -186,31 +192,36 @@ pub(super) fn ends_nobody(directory: &Path) -> io::Result<bool> {
 /// How much memory a sandbox has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
-    /// Enough, also without its reserve.
+    /// Enough for all to go on, also when one of its processes has just ended and not given back all.
     Enough,
-    /// A part of its reserve.
+    /// Enough, as long as nobody is being ended.
+    Some,
+    /// Little more than its reserve, or less.
     Little,
-    /// None.
+    /// The host holds its processes up.
     Nothing,
 }
 
 impl Left {
+    /// # Errors
+    /// The group cannot be read.
     fn of(group: &Group, events: &OomEvents, limit: MemoryLimit) -> io::Result<Self> {
-        let usual = MemoryLimit { is_lent: false, ..limit }.is_short_from(group);
+        if limit.wanted == 0 {
+            return Ok(Self::Enough);
+        }
+        if events.version == Version::V1 {
+            let text = fs::read_to_string(events.directory.join(OOM_CONTROL))?;
+            if field(&text, "under_oom").is_some_and(|value| value > 0) {
+                return Ok(Self::Nothing);
+            }
+        }
+        let short_from = limit.is_short_from(group);
         // What the host can take back does not count, though it may have been what it spoke of.
         let held = group.memory_held()?.unwrap_or(0).saturating_add(SLACK);
-        let is_held_up = match events.version {
-            Version::V1 => {
-                let text = fs::read_to_string(events.directory.join(OOM_CONTROL))?;
-                field(&text, "under_oom").is_some_and(|value| value > 0)
-            }
-            // What is beyond that is slowed down, or ended by the host.
-            Version::V2 => held >= limit.usable(group),
-        };
-        Ok(match () {
-            () if limit.wanted == 0 || held <= usual && !is_held_up => Self::Enough,
-            () if is_held_up || !limit.is_lent => Self::Nothing,
-            () => Self::Little,
+        Ok(match held {
+            held if held >= short_from => Self::Little,
+            held if held.saturating_add(limit.step(group)) >= short_from => Self::Some,
+            _ => Self::Enough,
         })
     }
 }
@@ -223,8 +234,8 @@ struct Watched {
     shortage: Option<Shortage>,
     /// When the last shortage began.
     begun: Option<Instant>,
-    /// When to look at it next, without an event, and the pause after that.
-    look: Option<(Instant, Duration)>,
+    /// When to look at it next, without an event.
+    look: Option<Instant>,
 }
 
 /// A sandbox has used up its memory, and has not given it back yet.
@@ -233,6 +244,8 @@ struct Shortage {
     since: Instant,
     /// When its kernel was asked last, if it was.
     asked: Option<Instant>,
+    /// When a step of its reserve was lent last, if one was.
+    lent: Option<Instant>,
 }
 
 /// Why a sandbox is watched no longer.
@@ -251,56 +264,68 @@ impl Watched {
         // A group that cannot be read is going away.
         let left = Left::of(&limits.group, events, limits.memory_limit()).map_err(|_| Gone)?;
         let done = match left {
-            Left::Nothing => self.end_one(&limits, now),
             Left::Enough => self.take_back(&limits),
-            Left::Little => Ok(()),
+            Left::Some if self.is_ending_one(now) => Ok(()),
+            Left::Some => self.take_back(&limits),
+            Left::Little => self.end_one(&limits, now),
+            Left::Nothing => self.end_one(&limits, now).and_then(|()| self.lend(&limits, now)),
         };
-        let limit = MemoryLimit { is_lent: false, ..limits.memory_limit() };
-        let done =
-            done.and_then(|()| events.expect(limit.is_short_from(&limits.group), epoll, self.key));
+        let short_from = limits.memory_limit().is_short_from(&limits.group);
+        let done = done.and_then(|()| events.expect(short_from, epoll, self.key));
         if done.is_err() {
             events.give_up();
             return Err(Gone);
         }
-        if self.shortage.is_none() && left != Left::Nothing {
-            self.look = None;
-            return Ok(());
-        }
-        let pause = match self.look {
-            Some((_, pause)) if left != Left::Nothing => pause,
-            _ => LOOKS.0,
-        };
-        self.look = Some((now + pause, (pause * 2).min(LOOKS.1)));
+        let is_short = matches!(left, Left::Little | Left::Nothing);
+        self.look = (is_short || self.shortage.is_some()).then(|| now + LOOK);
         Ok(())
     }
 
     /// Has a process ended, unless that was asked for a moment ago.
     fn end_one(&mut self, limits: &Limits, now: Instant) -> io::Result<()> {
         match self.shortage {
-            None if self.begun.is_some_and(|begun| now - begun < BREATHER) => Ok(()),
+            None if self.begun.is_some_and(|begun| now - begun < BREATHER) => return Ok(()),
             None => {
-                self.shortage = Some(Shortage { since: now, asked: Some(now) });
+                self.shortage = Some(Shortage { since: now, asked: Some(now), lent: None });
                 self.begun = Some(now);
-                // The kernel of the sandbox needs some memory itself.
-                limits.change_memory(|memory| memory.is_lent = true)?;
-                self.guarded.ask(limits)
             }
-            Some(Shortage { asked: Some(asked), .. }) if now - asked < ASK_AGAIN => Ok(()),
+            Some(_) if self.is_ending_one(now) => return Ok(()),
             Some(Shortage { since, .. }) if now - since >= PATIENCE => {
-                Err(io::ErrorKind::TimedOut.into())
+                return Err(io::ErrorKind::TimedOut.into());
             }
-            Some(Shortage { since, .. }) => {
-                self.shortage = Some(Shortage { since, asked: Some(now) });
-                self.guarded.ask(limits)
+            Some(shortage) => {
+                self.shortage = Some(Shortage { asked: Some(now), ..shortage });
+                self.lend(limits, now)?;
             }
         }
+        self.guarded.ask(limits)
     }
 
+    /// Whether a process that was to end may still give memory back.
+    fn is_ending_one(&self, now: Instant) -> bool {
+        let asked = self.shortage.and_then(|shortage| shortage.asked);
+        asked.is_some_and(|asked| now - asked < ASK_AGAIN)
+    }
+
+    /// Lends the next step of its reserve, unless the last one was lent a moment ago.
+    fn lend(&mut self, limits: &Limits, now: Instant) -> io::Result<()> {
+        let Some(shortage) = &mut self.shortage else { return Ok(()) };
+        if shortage.lent.is_none_or(|lent| now - lent >= LEND_AGAIN) {
+            shortage.lent = Some(now);
+            self.guarded.lend(limits)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the reserve back, and lets the processes of the sandbox go on.
     fn take_back(&mut self, limits: &Limits) -> io::Result<()> {
+        let Some(shortage) = self.shortage else { return Ok(()) };
         // Page cache that the host could not take back after all may be in the way for a while.
-        if self.shortage.is_some() && limits.change_memory(|memory| memory.is_lent = false).is_ok()
-        {
+        if limits.change_memory(|memory| memory.lent = 0).is_ok() {
             self.shortage = None;
+            if shortage.asked.is_some() {
+                self.guarded.tell(MSG_MEMORY_IS_BACK, &[])?;
+            }
         }
         Ok(())
     }
@@ -309,9 +334,9 @@ impl Watched {
     fn reserve(&mut self, limits: &Limits, now: Instant) {
         if limits.change_memory(|memory| memory.has_reserve = true).is_err() {
             let lent =
-                limits.change_memory(|memory| (memory.has_reserve, memory.is_lent) = (true, true));
+                limits.change_memory(|memory| (memory.has_reserve, memory.lent) = (true, STEPS));
             debug_assert!(lent.is_ok(), "nothing has changed for the host");
-            self.shortage = Some(Shortage { since: now, asked: None });
+            self.shortage = Some(Shortage { since: now, asked: None, lent: Some(now) });
         }
     }
 }
@@ -319,16 +344,47 @@ impl Watched {
 impl Guarded {
     /// Has the kernel of the sandbox end one of its processes.
     fn ask(&self, limits: &Limits) -> io::Result<()> {
-        let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let (line, pidfd) =
-            (self.line.upgrade().ok_or_else(gone)?, self.pidfd.upgrade().ok_or_else(gone)?);
-        let processes = memory_of_descendants(self.pid, PROCESS_MEMORY_MAX);
-        let count = processes.len() as u32;
-        let mut body = bytemuck::bytes_of(&OutOfMemory { count, reserved: 0 }).to_vec();
-        body.extend_from_slice(bytemuck::cast_slice(&processes));
+        let processes = memory_of(&self.processes(limits));
+        let told = &processes[..processes.len().min(PROCESS_MEMORY_MAX)];
+        let mut body =
+            bytemuck::bytes_of(&OutOfMemory { count: told.len() as u32, reserved: 0 }).to_vec();
+        told.iter().for_each(|(_, memory)| body.extend_from_slice(bytemuck::bytes_of(memory)));
         limits.note_asked_to_end_one();
-        line.tell(message::with_body(MSG_OUT_OF_MEMORY, &body))?;
-        Ok(pidfd_send_signal(&*pidfd, Signal::USR1)?)
+        self.tell(MSG_OUT_OF_MEMORY, &body)?;
+        self.ring(limits, processes.iter().map(|(pid, _)| *pid))
+    }
+
+    /// Lends a step of the reserve. Those who are held up take a page more, and look at their messages
+    /// before anything else.
+    fn lend(&self, limits: &Limits) -> io::Result<()> {
+        self.ring(limits, self.processes(limits).into_iter())?;
+        limits.change_memory(|memory| *memory = memory.with_next_step())
+    }
+
+    /// The processes of the sandbox.
+    fn processes(&self, limits: &Limits) -> Vec<u32> {
+        match limits.group.directory_of(Controller::Memory) {
+            Some(group) if self.has_own_numbers => members(group),
+            _ => descendants(self.pid),
+        }
+    }
+
+    /// Has the sandbox look at its messages, also if its programs compute and never wait. Those who take
+    /// memory are on a processor, where its first process may have to wait for a turn.
+    fn ring(&self, limits: &Limits, processes: impl Iterator<Item = u32>) -> io::Result<()> {
+        let pidfd = self.pidfd.upgrade().ok_or(io::ErrorKind::NotFound)?;
+        pidfd_send_signal(&*pidfd, Signal::USR1)?;
+        if self.has_own_numbers
+            && let Some(group) = limits.group.directory_of(Controller::Memory)
+        {
+            signal_members(group, processes.take(RUNG_MAX), Signal::USR1);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, kind: u32, body: &[u8]) -> io::Result<()> {
+        let line = self.line.upgrade().ok_or(io::ErrorKind::NotFound)?;
+        line.tell(message::with_body(kind, body))
     }
 }
 
@@ -410,7 +466,7 @@ impl Watcher {
                     key => self.attend(key, now),
                 }
             }
-            let is_due = |watched: &Watched| watched.look.is_some_and(|(due, _)| due <= now);
+            let is_due = |watched: &Watched| watched.look.is_some_and(|due| due <= now);
             let due = self.watched.iter().filter(|(_, watched)| is_due(watched));
             let due: Vec<u64> = due.map(|(&key, _)| key).collect();
             due.into_iter().for_each(|key| self.attend(key, now));
@@ -438,7 +494,7 @@ impl Watcher {
         let lingers = shared.is_looking.then(|| now + SETTLING);
         drop(shared);
         let looks = self.watched.values().filter_map(|watched| watched.look);
-        let dues = looks.map(|(due, _)| due).chain(self.new.iter().map(|(due, _)| *due));
+        let dues = looks.chain(self.new.iter().map(|(due, _)| *due));
         let next = dues.chain(lingers).min()?;
         Some(message::time_until(next))
     }

@@ -1,11 +1,20 @@
 //! The host processes of a sandbox, as `/proc` shows them.
 
 use std::fs;
+use std::path::Path;
 
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use thaw_abi::control::ProcessMemory;
 
 /// Most processes of a sandbox that are looked for.
 const PROCESSES_MAX: usize = 20_000;
+
+/// A process and its descendants, by their numbers in `/proc`.
+pub(super) fn descendants(first: u32) -> Vec<u32> {
+    let mut all = Vec::new();
+    for_descendants(first, |pid| all.push(pid));
+    all
+}
 
 /// Calls `see` for a process and its descendants.
 pub(super) fn for_descendants(first: u32, mut see: impl FnMut(u32)) {
@@ -22,16 +31,36 @@ pub(super) fn for_descendants(first: u32, mut see: impl FnMut(u32)) {
     }
 }
 
-/// The memory of a process and of each of its descendants, the largest first, `most` at most.
-pub(super) fn memory_of_descendants(first: u32, most: usize) -> Vec<ProcessMemory> {
-    let mut all = Vec::new();
-    for_descendants(first, |pid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        all.extend(parse_status(&status));
-    });
-    all.sort_by_key(|process| std::cmp::Reverse(process.resident_kib));
-    all.truncate(most);
+/// The memory of each of these processes that has any, by its number in `/proc`, the largest first.
+pub(super) fn memory_of(pids: &[u32]) -> Vec<(u32, ProcessMemory)> {
+    let memory_of = |&pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        Some((pid, parse_status(&status)?))
+    };
+    let mut all: Vec<_> = pids.iter().filter_map(memory_of).collect();
+    all.sort_by_key(|(_, memory)| std::cmp::Reverse(memory.resident_kib));
     all
+}
+
+/// The processes of a control group, as the caller numbers them.
+pub(super) fn members(group: &Path) -> Vec<u32> {
+    let listed = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    listed.lines().filter_map(|line| line.parse().ok()).take(PROCESSES_MAX).collect()
+}
+
+/// Sends a signal to those of these processes that are in a control group. None of them is taken for
+/// another one that has got its number since.
+pub(super) fn signal_members(group: &Path, pids: impl Iterator<Item = u32>, signal: Signal) {
+    let open = |pid: u32| {
+        let opened = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty());
+        Some((pid, opened.ok()?))
+    };
+    let opened: Vec<_> = pids.filter_map(open).collect();
+    // Who has the number of a member now was opened above, or a member has ended meanwhile.
+    let members = members(group);
+    for (_, pidfd) in opened.iter().filter(|(pid, _)| members.contains(pid)) {
+        let _ = pidfd_send_signal(pidfd, signal);
+    }
 }
 
 /// The number of a process in its own pid namespace, and its memory (proc_pid_status(5)). One that
@@ -59,7 +88,7 @@ mod tests {
 
     #[test]
     fn this_process_has_memory() {
-        let own = memory_of_descendants(std::process::id(), 1);
-        assert!(own.len() == 1 && own[0].resident_kib > 0, "{own:?}");
+        let own = memory_of(&[std::process::id(), u32::MAX]);
+        assert!(own.len() == 1 && own[0].1.resident_kib > 0, "{own:?}");
     }
 }

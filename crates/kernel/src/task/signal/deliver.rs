@@ -15,7 +15,7 @@ use crate::task::hooks::above;
 use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
-use crate::task::{exit, host_process, scheduler};
+use crate::task::{exit, host_process, oom_killer, scheduler};
 
 /// `restart_syscall` (restart_syscall(2)).
 const SYS_RESTART: u64 = 219;
@@ -43,6 +43,7 @@ pub fn before_return(frame: &Frame) {
     let _: Result<()> = wait_uninterruptibly(&process.resumed, || {
         (!matches!(process.life.get(), Life::Stopped(_))).then_some(Ok(()))
     });
+    oom_killer::wait_for_memory();
     if thread.is_dying() {
         exit::exit_dying();
     }
