@@ -1,20 +1,17 @@
 //! Descriptors of the host.
 #![allow(unsafe_code)]
 
-use core::sync::atomic::AtomicU32;
-
-use super::HostProcesses;
 use super::calls::{hostcall, nr};
+use super::{HostProcesses, shortage};
 use crate::errno::{Errno, Result};
 use crate::io::{IoSlice, IoSliceMut};
 use crate::kernel_lock;
-use crate::machine::{Arrived, FdBuffer, HostFd, HostFiles, MAX_FDS, Peek, PollFd, Vcpus};
+use crate::machine::{Arrived, FdBuffer, HostFd, HostFiles, MAX_FDS, Peek, PollFd};
 
 /// `MSG_DONTWAIT | MSG_NOSIGNAL`, with which all sockets are used.
 const SOCKET_FLAGS: u64 = 0x40 | 0x4000;
-/// How long a message waits, in milliseconds, for which the host has no memory left in the sandbox: it ends
-/// one of several processes then, or all.
-const MEMORY_PATIENCE_MS: u32 = 5000;
+/// Attempts at sending a message: nobody else could say what it says.
+const SEND_ATTEMPTS: u32 = 5000;
 /// Bytes of the head of a control message (`struct cmsghdr`, cmsg(3)).
 const CMSG_HEAD: usize = 16;
 
@@ -103,15 +100,9 @@ impl HostFiles for HostProcesses {
 
     fn send(fd: HostFd, from: IoSlice<'_>) -> Result<usize> {
         let (at, len) = (from.address(), from.len() as u64);
-        let mut patience = if kernel_lock::is_enabled() { MEMORY_PATIENCE_MS } else { 0 };
-        loop {
-            // SAFETY: as in `write`.
-            match unsafe { hostcall(nr::SENDTO, [fd.0 as u64, at, len, SOCKET_FLAGS, 0, 0]) } {
-                Err(Errno::ENOBUFS | Errno::ENOMEM) if patience > 0 => patience -= 1,
-                outcome => return outcome.map(|n| n as usize),
-            }
-            HostProcesses::wait(&AtomicU32::new(0), 0, Some(1_000_000));
-        }
+        let args = [fd.0 as u64, at, len, SOCKET_FLAGS, 0, 0];
+        // SAFETY: as in `write`.
+        shortage::retry(SEND_ATTEMPTS, || unsafe { hostcall(nr::SENDTO, args) }).map(|n| n as usize)
     }
 
     fn shutdown(fd: HostFd, how: u32) -> Result<()> {

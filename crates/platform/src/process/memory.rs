@@ -5,7 +5,7 @@ use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
 
 use super::calls::{hostcall, nr};
-use super::{HostProcesses, copies};
+use super::{HostProcesses, copies, shortage};
 use crate::errno::{Errno, Result};
 use crate::io::IoVec;
 use crate::machine::{HostFd, Memory, PROT_READ, PROT_WRITE, Populate, Sharing};
@@ -51,12 +51,25 @@ unsafe fn advise(address: u64, len: u64, advice: u32) -> Result<()> {
     unsafe { hostcall(nr::MADVISE, [address, len, advice as u64, 0, 0, 0]) }.map(drop)
 }
 
+/// Attempts at a call that changes mappings. One that is refused since there are too many of them fails
+/// after as many.
+const ATTEMPTS: u32 = 500;
+
+/// Changes mappings.
+///
+/// # Safety
+/// Nobody refers to memory that goes or comes.
+unsafe fn map(call: u64, args: [u64; 6]) -> Result<()> {
+    // SAFETY: the caller's promise.
+    shortage::retry(ATTEMPTS, || unsafe { hostcall(call, args) }).map(drop)
+}
+
 impl Memory for HostProcesses {
     fn map_anonymous(at: impl Pages, protection: u32, sharing: Sharing) -> Result<()> {
         let flags = sharing_flag(sharing) | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
         let args = [at.start(), at.bytes(), protection as u64, flags, u64::MAX, 0];
         // SAFETY: pages that host calls may change.
-        unsafe { hostcall(nr::MMAP, args) }.map(drop)
+        unsafe { map(nr::MMAP, args) }
     }
 
     fn map_file(
@@ -69,18 +82,18 @@ impl Memory for HostProcesses {
         let flags = sharing_flag(sharing) | MAP_FIXED | MAP_NORESERVE;
         let args = [at.start(), at.bytes(), protection as u64, flags, fd.0 as u64, offset];
         // SAFETY: as for `map_anonymous_as`.
-        unsafe { hostcall(nr::MMAP, args) }.map(drop)
+        unsafe { map(nr::MMAP, args) }
     }
 
     fn protect(at: impl Pages, protection: u32) -> Result<()> {
         let args = [at.start(), at.bytes(), protection as u64, 0, 0, 0];
         // SAFETY: as for `map_anonymous_as`.
-        unsafe { hostcall(nr::MPROTECT, args) }.map(drop)
+        unsafe { map(nr::MPROTECT, args) }
     }
 
     fn unmap(at: impl Pages) -> Result<()> {
         // SAFETY: as for `map_anonymous_as`.
-        unsafe { hostcall(nr::MUNMAP, [at.start(), at.bytes(), 0, 0, 0, 0]) }.map(drop)
+        unsafe { map(nr::MUNMAP, [at.start(), at.bytes(), 0, 0, 0, 0]) }
     }
 
     fn move_pages(from: impl Pages, to: impl Pages) -> Result<()> {
@@ -90,10 +103,7 @@ impl Memory for HostProcesses {
             return Err(Errno::EINVAL);
         }
         // SAFETY: as for `map_anonymous_as`, both ranges.
-        unsafe {
-            hostcall(nr::MREMAP, [from.start(), len, len, MREMAP_MAYMOVE_FIXED, to.start(), 0])
-        }
-        .map(drop)
+        unsafe { map(nr::MREMAP, [from.start(), len, len, MREMAP_MAYMOVE_FIXED, to.start(), 0]) }
     }
 
     fn discard(at: impl Pages) -> Result<()> {

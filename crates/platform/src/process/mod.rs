@@ -12,6 +12,7 @@ mod gate;
 mod memory;
 mod processes;
 mod segment;
+mod shortage;
 mod switch;
 mod thread;
 mod vcpu;
