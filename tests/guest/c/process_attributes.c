@@ -2,6 +2,7 @@
  * policies, kept capabilities, subreapers, and what children inherit of them;
  * programs executed from descriptors. */
 #include "guest.h"
+#include <linux/capability.h>
 #include <linux/membarrier.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -13,6 +14,82 @@ static int wait_for(pid_t child)
     int status;
     MUST(waitpid(child, &status, 0));
     return status;
+}
+
+/* Takes CAP_SYS_RESOURCE from the process, if it has it. */
+static void give_up_resources(void)
+{
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2];
+    MUST(syscall(SYS_capget, &header, data));
+    data[0].effective &= ~(1U << CAP_SYS_RESOURCE);
+    MUST(syscall(SYS_capset, &header, data));
+}
+
+static int oom_score_adj(const char *path)
+{
+    char text[32] = "";
+    int fd = MUST(open(path, O_RDONLY));
+    MUST(read(fd, text, sizeof text - 1));
+    MUST(close(fd));
+    return atoi(text);
+}
+
+/* Writes to the file of this process; 0, or -1 with errno. */
+static int set_oom_score_adj(const char *text)
+{
+    int fd = MUST(open("/proc/self/oom_score_adj", O_WRONLY));
+    ssize_t written = write(fd, text, strlen(text));
+    int error = errno;
+    MUST(close(fd));
+    errno = error;
+    return written < 0 ? -1 : 0;
+}
+
+static void set_oom_score_adj_to(int value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%d\n", value);
+    TRY(set_oom_score_adj(text));
+}
+
+/* oom_score_adj: children inherit it, and it is lowered by the privileged only. */
+static void out_of_memory(void)
+{
+    const char *own = "/proc/self/oom_score_adj";
+    give_up_resources();
+    int first = oom_score_adj(own), raised = (first + 1000) / 2;
+    set_oom_score_adj_to(raised);
+    IS(oom_score_adj(own) == raised);
+    pid_t child = MUST(fork());
+    if (!child) {
+        IS(oom_score_adj(own) == raised);
+        set_oom_score_adj_to(1000);
+        set_oom_score_adj_to(first);
+        set_oom_score_adj_to(raised);
+        char shell[128];
+        snprintf(shell, sizeof shell, "test $(cat /proc/$$/oom_score_adj) = %d && echo inherited", raised);
+        execl("/bin/sh", "sh", "-c", shell, (char *)NULL);
+        _exit(1);
+    }
+    say("status %x\n", wait_for(child));
+    child = MUST(fork());
+    if (!child) {
+        set_oom_score_adj_to(1000);
+        _exit(0);
+    }
+    siginfo_t info;
+    MUST(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT));
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/oom_score_adj", child);
+    say("of a child that has ended: %d\n", oom_score_adj(path));
+    wait_for(child);
+    IS(oom_score_adj(own) == raised);
+    set_oom_score_adj_to(-1000);
+    TRY(set_oom_score_adj("1001"));
+    TRY(set_oom_score_adj("-1001"));
+    TRY(set_oom_score_adj("much"));
+    TRY(set_oom_score_adj(" 1000 \n"));
 }
 
 int main(void)
@@ -76,6 +153,14 @@ int main(void)
     TRY(prctl(PR_GET_NAME, name));
     say("%s\n", name);
     TRY(prctl(PR_GET_NAME, 8));
+
+    PART("out of memory");
+    child = MUST(fork());
+    if (!child) {
+        out_of_memory();
+        _exit(0);
+    }
+    say("status %x\n", wait_for(child));
 
     PART("membarrier");
     IS(syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) > 0);

@@ -44,7 +44,6 @@ pub mod xattr;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -64,7 +63,6 @@ use thaw_abi::bind::{
 
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
-use crate::task::ids::Pid;
 
 const ROOT_FS: FilesystemId = FilesystemId(1);
 const DEV_FS: FilesystemId = FilesystemId(2);
@@ -113,8 +111,6 @@ pub struct FileSystems {
     memory: Arc<Node>,
     /// `/proc/sys/kernel/random/boot_id`, new in every boot.
     boot_id: KernelCell<[u8; 16]>,
-    /// `/proc/PID/oom_score_adj`, for processes that have set it.
-    oom_adjustments: KernelCell<BTreeMap<Pid, i32>>,
 }
 
 impl FileSystems {
@@ -162,7 +158,6 @@ impl FileSystems {
             root_node,
             memory: Overlay::empty(MEMORY_FS, 0o700),
             boot_id: KernelCell::new([0; 16]),
-            oom_adjustments: KernelCell::default(),
         })
     }
 
@@ -241,16 +236,6 @@ impl FileSystems {
     fn prune(&self) {
         self.root.dentry().prune();
         self.root_node.prune();
-    }
-
-    /// What a process has set as `/proc/PID/oom_score_adj`.
-    pub fn oom_adjustment(&self, pid: Pid) -> i32 {
-        self.oom_adjustments.borrow_mut().get(&pid).copied().unwrap_or(0)
-    }
-
-    /// Sets it.
-    pub fn set_oom_adjustment(&self, pid: Pid, value: i32) {
-        self.oom_adjustments.borrow_mut().insert(pid, value);
     }
 
     pub(crate) fn memory_files(&self) -> &Arc<Node> {

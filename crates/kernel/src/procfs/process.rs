@@ -182,9 +182,9 @@ impl Names for ProcessNames {
                 place,
                 0o644,
                 Arc::new(move || {
-                    Ok(alloc::format!("{}\n", kernel().fs.oom_adjustment(pid)).into_bytes())
+                    Ok(alloc::format!("{}\n", process(pid)?.oom_score_adj()).into_bytes())
                 }),
-                Some(Arc::new(move |text| set_oom_adjustment(pid, text))),
+                Some(Arc::new(move |text| set_oom_score_adj(pid, text))),
             ),
             _ => return Ok(None),
         };
@@ -269,14 +269,10 @@ fn set_name(tid: Tid, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn set_oom_adjustment(pid: Pid, text: &[u8]) -> Result<()> {
+fn set_oom_score_adj(pid: Pid, text: &[u8]) -> Result<()> {
     let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
     let value: i32 = text.trim().parse().map_err(|_| Errno::EINVAL)?;
-    if !(-1000..=1000).contains(&value) {
-        return Err(Errno::EINVAL);
-    }
-    kernel().fs.set_oom_adjustment(pid, value);
-    Ok(())
+    process(pid)?.set_oom_score_adj(value)
 }
 
 /// `/proc/PID/task`.

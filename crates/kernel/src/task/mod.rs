@@ -10,6 +10,7 @@ pub mod hooks;
 pub mod host_poll;
 pub mod host_process;
 pub mod ids;
+pub mod oom;
 pub mod process;
 pub mod sched_attributes;
 pub mod scheduler;

@@ -8,6 +8,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::ids::{Pgid, Pid, Sid, Tid};
+use super::oom::OomAdjustment;
 use super::scheduler::RunState;
 use super::signal::{ProcessSignals, Signal};
 use super::wait::WaitQueue;
@@ -289,6 +290,8 @@ pub struct Process {
     /// The program that it has last tried to execute in vain, since there is none; empty: none. See
     /// `exec::missing`.
     pub missing_program: KernelCell<Vec<u8>>,
+    /// `oom_score_adj`; see [`Process::oom_score_adj`].
+    pub(super) oom_adjustment: KernelCell<OomAdjustment>,
     /// When it started, on the guest's `CLOCK_BOOTTIME`, in nanoseconds.
     pub start_ns: u64,
     /// CPU time of threads that have ended, in nanoseconds.
@@ -351,6 +354,7 @@ impl Process {
             auxiliary_vector: KernelCell::new(self.auxiliary_vector.borrow_mut().clone()),
             signals: KernelCell::new(self.signals.borrow_mut().inherited()),
             dumpable: KernelCell::new(self.dumpable.get()),
+            oom_adjustment: KernelCell::new(self.oom_adjustment.get()),
             ..Self::new(pid, family, shares)
         }
     }
@@ -384,6 +388,7 @@ impl Process {
             is_init: KernelCell::new(false),
             parent_death_signal: KernelCell::new(None),
             missing_program: KernelCell::default(),
+            oom_adjustment: KernelCell::default(),
             start_ns: crate::time::clock::boottime_ns(),
             ended_cpu_ns: AtomicU64::new(0),
             children_cpu_ns: AtomicU64::new(0),
