@@ -1,5 +1,6 @@
 //! The C programs of `tests/guest/c` print the same on the host and in a sandbox.
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use thaw_e2e::{Linking, compare_c, programs};
 
 /// Makes, for every program, a test of each way to link it, and one in which
@@ -67,6 +68,17 @@ endings! {
     by_a_file_that_ends: ["bus"];
 }
 
+/// With fewer processors than it has threads that compute, a sandbox counts what it has of them. What the
+/// calling thread starts runs where that runs.
+#[test]
+fn cpu_time_is_that_of_the_host() {
+    let mut one = CpuSet::new();
+    let may_use = sched_getaffinity(None).unwrap();
+    one.set((0..CpuSet::MAX_CPU).find(|&cpu| may_use.is_set(cpu)).unwrap());
+    sched_setaffinity(None, &one).unwrap();
+    compare_c("cpu_time", Linking::Static, true, &[]);
+}
+
 #[test]
 fn a_static_pie_starts() {
     compare_c("start", Linking::StaticPie, true, &["one", "two words", ""]);
@@ -81,7 +93,7 @@ fn arguments_arrive() {
 #[test]
 fn no_program_is_forgotten() {
     let mut listed: Vec<&str> = LISTED.to_vec();
-    listed.push("leave");
+    listed.extend(["cpu_time", "leave"]);
     listed.sort_unstable();
     assert_eq!(programs("c", "c"), listed);
 }
