@@ -1,5 +1,6 @@
 //! The C programs of `tests/guest/c` print the same on the host and in a sandbox.
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use thaw_e2e::{Linking, compare_c, programs};
 
 /// Makes, for every program, a test of each way to link it, and one in which
@@ -28,7 +29,7 @@ same! {
     file_limits, file_waiting, file_watch, file_xattr, first_fork, flags, fork_beside_threads, forks, futexes, handed_on, hello, interruptions, jobs, late_failures, mem_file, mem_lock, mem_map,
     mem_move, mem_protect, netlinks, parallel, pipes, polls, posix_timers, process_attributes,
     process_info, procfs, ptys, rights_chain, sessions_tty, shared_ports, signal_actions, signal_context, signal_faults,
-    scheduling, segments, signal_restart, signal_threads, sites, socket_tables, sockets_datagram, sockets_inet, sockets_local,
+    scheduling, segments, signal_restart, signal_threads, sites, socket_diagnosis, socket_tables, sockets_datagram, sockets_inet, sockets_local,
     sockets_messages,
     sockets_urgent, splices, start, sysv_memory, sysv_messages, sysv_semaphores, thread_ends,
     threads, timers, waits,
@@ -67,6 +68,17 @@ endings! {
     by_a_file_that_ends: ["bus"];
 }
 
+/// With fewer processors than it has threads that compute, a sandbox counts what it has of them. What the
+/// calling thread starts runs where that runs.
+#[test]
+fn cpu_time_is_that_of_the_host() {
+    let mut one = CpuSet::new();
+    let may_use = sched_getaffinity(None).unwrap();
+    one.set((0..CpuSet::MAX_CPU).find(|&cpu| may_use.is_set(cpu)).unwrap());
+    sched_setaffinity(None, &one).unwrap();
+    compare_c("cpu_time", Linking::Static, true, &[]);
+}
+
 #[test]
 fn a_static_pie_starts() {
     compare_c("start", Linking::StaticPie, true, &["one", "two words", ""]);
@@ -81,7 +93,7 @@ fn arguments_arrive() {
 #[test]
 fn no_program_is_forgotten() {
     let mut listed: Vec<&str> = LISTED.to_vec();
-    listed.push("leave");
+    listed.extend(["cpu_time", "leave"]);
     listed.sort_unstable();
     assert_eq!(programs("c", "c"), listed);
 }

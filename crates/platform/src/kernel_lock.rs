@@ -38,6 +38,9 @@ const DEAD: u32 = 3;
 /// stays in the kernel, shorter than a host call.
 const SPINS: u32 = 200;
 
+/// Looks at the word this often before it is taken again: longer than the host takes to wake somebody.
+const WAKE_SPINS: u32 = 5_000;
+
 /// Whether there may be other vCPUs.
 pub fn is_enabled() -> bool {
     ENABLED.load(Relaxed)
@@ -117,6 +120,22 @@ pub fn unlocked<T>(call: impl FnOnce() -> T) -> T {
     let outcome = call();
     acquire();
     outcome
+}
+
+/// Lets one of those take the lock who wait for it, if any do: for work that takes long and need not be
+/// done at once. The caller has the lock before and after.
+pub fn give_way() {
+    if is_enabled() && lock_word().load(Relaxed) == CONTENDED {
+        release();
+        // Whoever sleeps is woken, and would come too late.
+        for _ in 0..WAKE_SPINS {
+            core::hint::spin_loop();
+            if lock_word().load(Relaxed) != FREE {
+                break;
+            }
+        }
+        acquire();
+    }
 }
 
 /// Gives the lock up.

@@ -588,7 +588,8 @@ pub struct FdBuffer {
     pub fds: [i32; MAX_FDS],
 }
 
-/// Clocks of the host. Reading one needs no kernel lock, and costs some ten nanoseconds.
+/// Clocks of the host. Reading one needs no kernel lock, and costs some ten nanoseconds; those of CPU
+/// time are a host call.
 pub trait Clocks {
     /// `CLOCK_REALTIME` (clock_gettime(2)).
     const REALTIME: u32 = 0;
@@ -607,6 +608,13 @@ pub trait Clocks {
     /// clock_gettime(2) does; another one in every boot.
     fn guest_clock() -> &'static AtomicU64;
 
+    /// For how long the calling vCPU had a processor, in nanoseconds, since its host thread began.
+    fn own_cpu_ns() -> u64;
+
+    /// For how long all vCPUs of a host process had one, in nanoseconds, those that have ended included; 0 if
+    /// it has ended. `pid` is as for [`Vcpus::interrupt`].
+    fn process_cpu_ns(pid: u32) -> u64;
+
     /// The host's `CLOCK_MONOTONIC`, in nanoseconds.
     #[inline]
     fn monotonic_ns() -> u64 {
@@ -624,7 +632,7 @@ pub trait Clocks {
     }
 }
 
-fn nanoseconds((seconds, nanoseconds): (i64, i64)) -> u64 {
+pub(crate) fn nanoseconds((seconds, nanoseconds): (i64, i64)) -> u64 {
     (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanoseconds as u64)
 }
 

@@ -3,6 +3,7 @@
 #include "guest.h"
 #include <setjmp.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #define PAGE 4096UL
 #define RW (PROT_READ | PROT_WRITE)
@@ -157,6 +158,37 @@ int main(int argc, char **argv)
     TRY(mprotect(q, PAGE, RW));
     poke("to be written", q);
     say("%.2s\n", q);
+
+    PART("a hole below mappings of several processes");
+    fd = MUST(open("holes", O_RDWR | O_CREAT, 0644));
+    MUST(ftruncate(fd, 3 * PAGE));
+    p = mmap(NULL, 3 * PAGE, RW, MAP_SHARED, fd, 0);
+    memset(p, 'a', 3 * PAGE);
+    int told[2], done[2];
+    MUST(pipe(told));
+    MUST(pipe(done));
+    pid_t child = MUST(fork());
+    char letter;
+    if (!child) {
+        say("child: %c %c\n", p[0], p[PAGE]);
+        MUST(write(done[1], "x", 1));
+        MUST(read(told[0], &letter, 1));
+        say("child: %d %d %c\n", p[0], p[PAGE], p[2 * PAGE]);
+        memcpy(p + PAGE, "child", 6);
+        _exit(0);
+    }
+    MUST(read(done[0], &letter, 1));
+    TRY(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 * PAGE));
+    say("%d %d %c\n", p[0], p[PAGE], p[2 * PAGE]);
+    MUST(pread(fd, &letter, 1, PAGE));
+    say("%d\n", letter);
+    memcpy(p, "parent", 7);
+    MUST(write(told[1], "x", 1));
+    MUST(waitpid(child, NULL, 0));
+    char both[16];
+    MUST(pread(fd, both, 7, 0));
+    MUST(pread(fd, both + 7, 6, PAGE));
+    say("%s %s, mapped %s\n", both, both + 7, p + PAGE);
 
     if (argc > 1) {
         PART("a lower file");

@@ -316,7 +316,6 @@ static void attacks(long first)
         A(SYS_setitimer, "setitimer", 0, P(words), 0),
         A(SYS_alarm, "alarm", 0),
         A(SYS_nanosleep, "nanosleep", P(&zero), 0),
-        A(SYS_clock_gettime, "clock_gettime", 0, P(words)),
         A(SYS_uname, "uname", P(buffer)),
         A(SYS_sysinfo, "sysinfo", P(buffer)),
         A(SYS_getrandom, "getrandom", P(buffer), 16, 0),
@@ -326,6 +325,10 @@ static void attacks(long first)
         A(SYS_sigaltstack, "sigaltstack", 0, P(buffer)),
         A(SYS_set_tid_address, "set_tid_address", 0),
         /* Allowed calls with arguments that must not pass. */
+        A(SYS_clock_gettime, "clock_gettime-realtime", CLOCK_REALTIME, P(words)),
+        A(SYS_clock_gettime, "clock_gettime-process", CLOCK_PROCESS_CPUTIME_ID, P(words)),
+        A(SYS_clock_gettime, "clock_gettime-descriptor", ~4u << 3 | 3, P(words)),
+        A(SYS_clock_gettime, "clock_gettime-high-half", -6, P(words)),
         A(SYS_mmap, "mmap-growsdown", 0, PAGE, 3, 0x122, -1, 0),
         A(SYS_mmap, "mmap-locked", 0, PAGE, 3, 0x2022, -1, 0),
         A(SYS_mmap, "mmap-hugetlb", 0, PAGE, 3, 0x40022, -1, 0),

@@ -132,5 +132,6 @@ fn describe(check: &Check) -> String {
             let values: Vec<_> = values.iter().map(u32::to_string).collect();
             format!("a{argument} in {{{}}}", values.join(" "))
         }
+        Check::Bits(argument, mask, value) => format!("(a{argument} & {mask:#x}) == {value:#x}"),
     }
 }

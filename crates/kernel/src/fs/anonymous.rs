@@ -19,9 +19,9 @@ const ANONYMOUS_DEVICE: u64 = 15;
 pub struct InodeNumbers(AtomicU64);
 
 impl InodeNumbers {
-    /// Starts at 1.
+    /// Starts at 101: netstat(8) overlooks `socket:[N]` in `/proc/PID/fd` where N has one digit.
     pub const fn new() -> Self {
-        Self(AtomicU64::new(0))
+        Self(AtomicU64::new(100))
     }
 
     /// The next number.

@@ -254,6 +254,18 @@ impl FdTable {
         })
     }
 
+    /// The descriptors from `first` on, with what is open there.
+    pub fn slots_from(
+        &self,
+        first: usize,
+    ) -> impl Iterator<Item = (usize, Option<&Arc<OpenFile>>)> {
+        let slots = self.slots.iter().enumerate().skip(first);
+        slots.map(|(fd, slot)| match slot {
+            Some(Slot::Open { file, .. }) => (fd, Some(file)),
+            _ => (fd, None),
+        })
+    }
+
     /// Number of slots, as `FDSize` in `/proc/self/status` counts them.
     pub fn capacity(&self) -> usize {
         self.slots.len().next_multiple_of(64)

@@ -172,6 +172,11 @@ impl PageBox {
     pub fn address(&self) -> u64 {
         self.at as u64
     }
+
+    /// Whether mappings of the guest show it ([`PageAllocator::share`]).
+    pub fn is_shown(&self) -> bool {
+        kernel().pages.borrow_mut().is_shared(self.address())
+    }
 }
 
 /// Maps a block of the sandbox's page store.
@@ -303,6 +308,12 @@ impl PageAllocator {
     pub fn share(&mut self, address: u64) {
         let (block, index) = self.locate(address);
         self.control_mut(block).references[index] += 1;
+    }
+
+    /// Whether somebody else refers to the page at `address`, too.
+    fn is_shared(&mut self, address: u64) -> bool {
+        let (block, index) = self.locate(address);
+        self.control_mut(block).references[index] > 1
     }
 
     /// Drops a reference and frees the page with the last one.

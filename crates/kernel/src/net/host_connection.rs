@@ -12,6 +12,7 @@ use super::options::Options;
 use super::socket::{
     Blocking, Common, MessageFlags, Outgoing, Protocol, Received, ShutdownHow, SocketType,
 };
+use super::sockets::Listed;
 use super::tcp::IPPROTO_TCP;
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
@@ -129,6 +130,12 @@ impl Protocol for HostConnection {
         } else {
             Err(Errno::ENOTCONN)
         }
+    }
+
+    fn listed(&self) -> Option<Listed> {
+        let listed = Listed::new(self.stream.state()?);
+        let receive_queue = self.stream.readable_bytes();
+        Some(Listed { remote: Some(self.peer), receive_queue, ..listed })
     }
 
     fn send(&self, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {

@@ -7,6 +7,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
+use super::sockets::ConnectionState;
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
@@ -64,6 +65,18 @@ impl HostStream {
     pub fn is_live(&self) -> bool {
         self.generation.load(Ordering::Relaxed) == state::generation()
             && !self.closed.load(Ordering::Relaxed)
+    }
+
+    /// The state of the connection; `None` if there is none any more.
+    pub fn state(&self) -> Option<ConnectionState> {
+        if !self.is_live() {
+            return None;
+        }
+        Some(match self.writing_shut.load(Ordering::Relaxed) {
+            true => ConnectionState::FinWait2,
+            false if self.host.poll().contains(Events::RDHUP) => ConnectionState::CloseWait,
+            false => ConnectionState::Established,
+        })
     }
 
     /// The stream, which was live when the sandbox was frozen, is `fd` in this boot; `false` if it

@@ -19,6 +19,7 @@ mod interface_ioctls;
 pub mod interfaces;
 pub mod message;
 pub mod netlink;
+mod netlink_messages;
 mod option_table;
 pub mod options;
 pub mod outside;
@@ -28,6 +29,9 @@ pub mod proc_files;
 pub mod resolver_files;
 mod route_messages;
 pub mod socket;
+mod socket_diagnosis;
+pub mod socket_tables;
+pub mod sockets;
 pub mod tcp;
 mod tcp_outside;
 pub mod udp;
@@ -359,6 +363,18 @@ mod tests {
         network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
         let file = Socket::new(listener.protocol.accept().unwrap());
         (listener, file)
+    }
+
+    #[test]
+    fn a_client_is_listed_with_its_address_until_it_is_closed() {
+        let _sandbox = Sandbox::new();
+        let (_listener, file) = accepted(&kernel().net);
+        let listed = file.protocol.listed().unwrap();
+        assert_eq!(listed.state, sockets::ConnectionState::CloseWait, "the client has gone");
+        let client = Endpoint { ip: Ipv4Addr::new(10, 0, 0, 1).into(), port: 5000 };
+        assert_eq!((listed.remote, listed.receive_queue), (Some(client), 0));
+        file.protocol.close();
+        assert!(file.protocol.listed().is_none());
     }
 
     #[test]

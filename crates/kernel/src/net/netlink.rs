@@ -1,19 +1,22 @@
-//! Netlink sockets (netlink(7)): `NETLINK_ROUTE`, for asking.
+//! Netlink sockets (netlink(7)): `NETLINK_ROUTE` and `NETLINK_SOCK_DIAG`, for asking.
 //!
-//! Every request is answered while it is sent: the answers wait in the socket's
-//! inbox. Nothing about the network ever changes, so those who subscribe to
-//! changes hear of none.
+//! Requests are answered while they are sent: the answers wait in the socket's inbox. Only dumps of
+//! sockets are written when they are read. Nothing about the network ever changes, so those who
+//! subscribe to changes hear of none.
 
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use super::address::{AF_NETLINK, SocketAddress};
 use super::inbox::{Datagram, Inbox};
+use super::netlink_messages;
 use super::route_messages;
 use super::socket::{
     Ancillary, Blocking, Common, IN, MessageFlags, OUT, Outgoing, Protocol, Received, ShutdownHow,
     SocketType,
 };
+use super::socket_diagnosis::{self, Dump};
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
@@ -23,6 +26,8 @@ use crate::sync::KernelCell;
 
 /// `NETLINK_ROUTE`.
 pub const NETLINK_ROUTE: u32 = 0;
+/// `NETLINK_SOCK_DIAG`.
+pub const NETLINK_SOCK_DIAG: u32 = 4;
 /// Largest request that is read.
 const REQUEST_MAX: usize = 64 << 10;
 
@@ -38,6 +43,8 @@ pub struct NetlinkSocket {
     network: Arc<NetlinkNetwork>,
     state: KernelCell<State>,
     inbox: KernelCell<Inbox>,
+    /// What comes when the inbox has been read; `None` also while somebody writes a part of it.
+    dump: KernelCell<Option<Dump>>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -53,13 +60,19 @@ impl NetlinkNetwork {
         Self { ports: KernelCell::new(BTreeSet::new()) }
     }
 
-    /// A fresh socket.
-    pub fn socket(self: &Arc<Self>, kind: SocketType, inodes: &InodeNumbers) -> Arc<NetlinkSocket> {
+    /// A fresh socket, to ask for what a protocol is about (`NETLINK_*`).
+    pub fn socket(
+        self: &Arc<Self>,
+        kind: SocketType,
+        protocol: u32,
+        inodes: &InodeNumbers,
+    ) -> Arc<NetlinkSocket> {
         Arc::new(NetlinkSocket {
-            common: Common::new(AF_NETLINK, kind, NETLINK_ROUTE, inodes.next()),
+            common: Common::new(AF_NETLINK, kind, protocol, inodes.next()),
             network: self.clone(),
             state: KernelCell::default(),
             inbox: KernelCell::default(),
+            dump: KernelCell::default(),
         })
     }
 
@@ -86,6 +99,26 @@ impl NetlinkSocket {
         let port = self.network.take(0)?;
         self.state.borrow_mut().port = Some(port);
         Ok(port)
+    }
+
+    fn put(&self, bytes: Vec<u8>) {
+        let from = Some(SocketAddress::Netlink { port: 0, groups: 0 });
+        let ancillary = Ancillary::default();
+        self.inbox.borrow_mut().push(Datagram { bytes, from, ancillary, arrival: None });
+    }
+
+    /// Writes the next part of a dump, if there is one and nothing else is to be read before.
+    fn go_on_with_dump(&self) {
+        if !self.inbox.borrow_mut().is_empty() {
+            return;
+        }
+        // Others may go on while sockets are looked for.
+        let Some(mut dump) = self.dump.borrow_mut().take() else { return };
+        let (part, is_last) = dump.next();
+        self.put(part);
+        if !is_last {
+            *self.dump.borrow_mut() = Some(dump);
+        }
     }
 
     fn is_kernel(to: &SocketAddress) -> Result<()> {
@@ -148,10 +181,14 @@ impl Protocol for NetlinkSocket {
         }
         let port = self.port()?;
         let request = source.take_all(REQUEST_MAX)?;
-        for bytes in route_messages::answer(&request, port) {
-            let from = Some(SocketAddress::Netlink { port: 0, groups: 0 });
-            let ancillary = Ancillary::default();
-            self.inbox.borrow_mut().push(Datagram { bytes, from, ancillary, arrival: None });
+        let service = match self.common.protocol {
+            NETLINK_SOCK_DIAG => socket_diagnosis::carry_out,
+            _ => route_messages::carry_out,
+        };
+        let (answers, dump) = netlink_messages::answer(&request, port, service);
+        answers.into_iter().for_each(|bytes| self.put(bytes));
+        if dump.is_some() {
+            *self.dump.borrow_mut() = dump;
         }
         self.common.queue.wake_all(IN);
         Ok(request.len())
@@ -161,6 +198,7 @@ impl Protocol for NetlinkSocket {
         if flags.contains(MessageFlags::OOB) {
             return Err(Errno::EOPNOTSUPP);
         }
+        self.go_on_with_dump();
         self.inbox.borrow_mut().receive(sink, flags)
     }
 
@@ -169,8 +207,8 @@ impl Protocol for NetlinkSocket {
     }
 
     fn poll(&self) -> Events {
-        let waiting = if self.inbox.borrow_mut().is_empty() { Events::empty() } else { IN };
-        OUT | Events::WRBAND | waiting
+        let is_waiting = !self.inbox.borrow_mut().is_empty() || self.dump.borrow_mut().is_some();
+        OUT | Events::WRBAND | if is_waiting { IN } else { Events::empty() }
     }
 
     fn readable_bytes(&self) -> Result<usize> {
@@ -194,7 +232,7 @@ mod tests {
         let _sandbox = Sandbox::new();
         let (network, inodes) = (Arc::new(NetlinkNetwork::new()), InodeNumbers::new());
         let sockets: Vec<_> =
-            (0..3).map(|_| network.socket(SocketType::Datagram, &inodes)).collect();
+            (0..3).map(|_| network.socket(SocketType::Datagram, NETLINK_ROUTE, &inodes)).collect();
         let ports: Vec<u32> = sockets.iter().map(|socket| socket.port().unwrap()).collect();
         assert_eq!(ports[0], PeerCredentials::of_sender().pid);
         assert!(ports[1] >> 31 == 1 && ports[2] >> 31 == 1 && ports[1] != ports[2]);
@@ -207,7 +245,7 @@ mod tests {
     #[test]
     fn only_the_kernel_answers() {
         let (network, inodes) = (Arc::new(NetlinkNetwork::new()), InodeNumbers::new());
-        let socket = network.socket(SocketType::Datagram, &inodes);
+        let socket = network.socket(SocketType::Datagram, NETLINK_ROUTE, &inodes);
         let to = Some(SocketAddress::Netlink { port: 77, groups: 0 });
         let outcome =
             socket.send(&mut Source::kernel(b"x"), &mut Outgoing { to, ..Outgoing::default() });

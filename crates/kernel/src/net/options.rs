@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, Endpoint, SocketAddress};
 use super::option_table::{Name, Of, Range, applies, find};
 use super::socket::{Common, PeerCredentials, Protocol, SocketType};
+use super::sockets::ConnectionState;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::time::Timeval;
@@ -342,15 +343,9 @@ fn value(
             TCP_CONGESTION => return store(b"cubic\0\0\0\0\0\0\0\0\0\0\0"),
             TCP_INFO => {
                 // struct tcp_info: the state and zeros, for what is no network.
-                const ESTABLISHED: u8 = 1;
-                const CLOSED: u8 = 7;
-                const LISTEN: u8 = 10;
                 let mut info = [0u8; 232];
-                info[0] = match socket.peer_address() {
-                    Ok(_) => ESTABLISHED,
-                    Err(_) if socket.is_listening() => LISTEN,
-                    Err(_) => CLOSED,
-                };
+                let state = socket.listed().map_or(ConnectionState::Close, |listed| listed.state);
+                info[0] = state as u8;
                 return store(&info);
             }
             _ => {}

@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 
 use super::incoming::Incoming;
 use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
+use super::sockets::ConnectionState;
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
@@ -311,6 +312,20 @@ impl Pair {
         let sides = self.sides.borrow_mut();
         let (me, peer) = (&sides[end as usize], &sides[end.other() as usize]);
         me.reset || (me.writing_shut && (peer.writing_shut || peer.closed))
+    }
+
+    /// The state of the connection for `end`, as TCP sees it.
+    pub fn state(&self, end: End) -> ConnectionState {
+        if self.has_ended(end) {
+            return ConnectionState::Close;
+        }
+        let sides = self.sides.borrow_mut();
+        let (me, peer) = (&sides[end as usize], &sides[end.other() as usize]);
+        match (me.writing_shut, peer.writing_shut || peer.closed) {
+            (true, _) => ConnectionState::FinWait2,
+            (false, true) => ConnectionState::CloseWait,
+            (false, false) => ConnectionState::Established,
+        }
     }
 
     /// shutdown(2) at `end`. `ENOTCONN` if a TCP connection has ended.

@@ -201,15 +201,6 @@ impl<S> PortTable<S> {
         listening.map(|(port, _)| *port).collect()
     }
 
-    /// All sockets that are bound, in the order of their ports: where, and whether they listen.
-    pub fn bound(&self) -> Vec<(Endpoint, bool, Arc<S>)> {
-        let ports = self.ports.borrow_mut();
-        let all = ports.by_port.iter().flat_map(|(&port, entries)| {
-            entries.iter().map(move |entry| (Endpoint { ip: entry.ip, port }, entry))
-        });
-        all.filter_map(|(at, entry)| Some((at, entry.listening, entry.owner.upgrade()?))).collect()
-    }
-
     /// The sockets that listen at `port`, for a question: it takes nobody's turn.
     pub fn listeners_at(&self, port: u16) -> Vec<Arc<S>> {
         let ports = self.ports.borrow_mut();

@@ -5,10 +5,9 @@ use core::net::IpAddr;
 
 use super::address::{AF_INET, AF_INET6, AF_UNSPEC};
 use super::interfaces::{Interface, Route, all, routes};
-use crate::errno::Errno;
+use super::netlink_messages::{Answer, Header, Message, NLM_F_DUMP, NLM_F_MULTI, attribute, done};
+use crate::errno::{Errno, Result};
 
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
@@ -18,110 +17,10 @@ const RTM_GETROUTE: u16 = 26;
 /// The last type of message that Linux knows, rounded up to its family of four.
 const RTM_MAX: u16 = 123;
 
-const NLM_F_REQUEST: u16 = 0x1;
-const NLM_F_MULTI: u16 = 0x2;
-const NLM_F_ACK: u16 = 0x4;
-/// `NLM_F_ROOT | NLM_F_MATCH`.
-const NLM_F_DUMP: u16 = 0x300;
-const NLM_F_CAPPED: u16 = 0x100;
-
 const AF_PACKET: u16 = 17;
 
-/// `struct nlmsghdr`.
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-struct Header {
-    len: u32,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    port: u32,
-}
-
-/// Bytes of [`Header`].
-const HEADER: usize = 16;
-
-/// A message being written.
-struct Message {
-    bytes: Vec<u8>,
-}
-
-impl Message {
-    fn new(kind: u16, flags: u16, request: &Header, port: u32) -> Self {
-        let header = Header { len: 0, kind, flags, sequence: request.sequence, port };
-        Self { bytes: bytemuck::bytes_of(&header).to_vec() }
-    }
-
-    fn body(mut self, bytes: &[u8]) -> Self {
-        self.bytes.extend_from_slice(bytes);
-        self
-    }
-
-    /// Adds an attribute (`struct rtattr`, rtnetlink(3)).
-    fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
-        self.bytes.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
-        self.bytes.extend_from_slice(&kind.to_ne_bytes());
-        self.bytes.extend_from_slice(value);
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
-        self
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        let len = self.bytes.len() as u32;
-        self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
-        self.bytes
-    }
-}
-
-/// The datagrams that answer the requests in `bytes`; `port` is the asker's.
-pub fn answer(mut bytes: &[u8], port: u32) -> Vec<Vec<u8>> {
-    let mut answers = Vec::new();
-    while let Some((head, _)) = bytes.split_at_checked(HEADER) {
-        let header: Header = bytemuck::pod_read_unaligned(head);
-        let len = header.len as usize;
-        if len < HEADER || len > bytes.len() {
-            break;
-        }
-        serve(&header, &bytes[..len], port, &mut answers);
-        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or(&[]);
-    }
-    answers
-}
-
-fn serve(header: &Header, request: &[u8], port: u32, answers: &mut Vec<Vec<u8>>) {
-    // Only requests are looked at, and control messages are none.
-    let outcome = if header.flags & NLM_F_REQUEST == 0 || header.kind < RTM_NEWLINK {
-        Ok(None)
-    } else {
-        carry_out(header, &request[HEADER..], port)
-    };
-    match outcome {
-        Ok(Some(found)) => answers.extend(found),
-        Ok(None) => {
-            if header.flags & NLM_F_ACK != 0 {
-                answers.push(acknowledge(header, request, port, 0));
-            }
-        }
-        Err(error) => answers.push(acknowledge(header, request, port, error.0)),
-    }
-}
-
-/// `struct nlmsgerr`: the request comes back with an error.
-fn acknowledge(header: &Header, request: &[u8], port: u32, error: i32) -> Vec<u8> {
-    let (flags, quoted) =
-        if error == 0 { (NLM_F_CAPPED, &request[..HEADER]) } else { (0, request) };
-    Message::new(NLMSG_ERROR, flags, header, port)
-        .body(&(-error).to_ne_bytes())
-        .body(quoted)
-        .finish()
-}
-
 /// What a request gets; nothing for one that is merely acknowledged.
-fn carry_out(
-    header: &Header,
-    body: &[u8],
-    port: u32,
-) -> core::result::Result<Option<Vec<Vec<u8>>>, Errno> {
+pub fn carry_out(header: &Header, body: &[u8], port: u32) -> Result<Answer> {
     if header.kind > RTM_MAX {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -133,10 +32,11 @@ fn carry_out(
     let family = u16::from(family);
     if header.flags & NLM_F_DUMP != 0 {
         let parts = dump(header, family, port);
-        let done = Message::new(NLMSG_DONE, NLM_F_MULTI, header, port).body(&[0; 4]).finish();
         // The end comes by itself, as on Linux when the rest fills a buffer.
         let found = if parts.is_empty() { Vec::new() } else { alloc::vec![parts.concat()] };
-        return Ok(Some(found.into_iter().chain([done]).collect()));
+        return Ok(Answer::Messages(
+            found.into_iter().chain([done(header, port, Ok(()))]).collect(),
+        ));
     }
     let found = match header.kind {
         RTM_GETLINK => {
@@ -159,7 +59,7 @@ fn carry_out(
         }
         _ => return Err(Errno::EOPNOTSUPP),
     };
-    Ok(Some(alloc::vec![found]))
+    Ok(Answer::Messages(alloc::vec![found]))
 }
 
 fn dump(header: &Header, family: u16, port: u32) -> Vec<Vec<u8>> {
@@ -234,7 +134,7 @@ fn link(header: &Header, flags: u16, interface: &Interface, port: u32) -> Vec<u8
 }
 
 /// The interface that a `RTM_GETLINK` without dump names.
-fn find_link(body: &[u8]) -> core::result::Result<Interface, Errno> {
+fn find_link(body: &[u8]) -> Result<Interface> {
     let index = body.get(4..8).ok_or(Errno::EINVAL)?;
     let index = u32::from_ne_bytes(index.try_into().map_err(|_| Errno::EINVAL)?);
     let name = attribute(body, 16, IFLA_IFNAME).or_else(|| attribute(body, 16, IFLA_ALT_IFNAME));
@@ -245,22 +145,6 @@ fn find_link(body: &[u8]) -> core::result::Result<Interface, Errno> {
         (index, _) => all().into_iter().find(|found| found.index == index),
     };
     found.ok_or(Errno::ENODEV)
-}
-
-/// The attribute of this kind behind the first `fixed` bytes of a body.
-fn attribute(body: &[u8], fixed: usize, wanted: u16) -> Option<&[u8]> {
-    /// `NLA_TYPE_MASK`: without the bits that say how to read it.
-    const TYPE_MASK: u16 = 0x3fff;
-    let mut rest = body.get(fixed..)?;
-    while let [a, b, c, d, ..] = *rest {
-        let len = usize::from(u16::from_ne_bytes([a, b]));
-        let value = rest.get(4..len)?;
-        if u16::from_ne_bytes([c, d]) & TYPE_MASK == wanted {
-            return Some(value);
-        }
-        rest = rest.get(len.next_multiple_of(4)..)?;
-    }
-    None
 }
 
 const IFA_ADDRESS: u16 = 1;
@@ -346,15 +230,14 @@ fn route(header: &Header, flags: u16, found: &Route, port: u32) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::netlink_messages::tests::{header, request};
+    use crate::net::netlink_messages::{HEADER, NLM_F_ACK, NLMSG_DONE, NLMSG_ERROR};
     use crate::testing::Sandbox;
 
-    fn request(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
-        let header = Header { len: 0, kind, flags: flags | NLM_F_REQUEST, sequence: 9, port: 0 };
-        Message { bytes: bytemuck::bytes_of(&header).to_vec() }.body(body).finish()
-    }
-
-    fn header(bytes: &[u8]) -> Header {
-        bytemuck::pod_read_unaligned(&bytes[..HEADER])
+    fn answer(requests: &[u8], port: u32) -> Vec<Vec<u8>> {
+        let (answers, dump) = crate::net::netlink_messages::answer(requests, port, carry_out);
+        assert!(dump.is_none());
+        answers
     }
 
     fn error(answers: &[Vec<u8>]) -> i32 {
@@ -388,7 +271,7 @@ mod tests {
         assert_eq!(attribute(&answers[0][HEADER..], 16, IFLA_IFNAME), Some(&b"lo\0"[..]));
         body[4] = 9;
         assert_eq!(error(&answer(&request(RTM_GETLINK, 0, &body), 1)), -Errno::ENODEV.0);
-        let named = Message { bytes: vec![0; 16] }.attribute(IFLA_IFNAME, b"lo\0").bytes;
+        let named = [&[0; 16][..], &[7, 0, IFLA_IFNAME as u8, 0], b"lo\0\0"].concat();
         assert_eq!(header(&answer(&request(RTM_GETLINK, 0, &named), 1)[0]).kind, RTM_NEWLINK);
     }
 

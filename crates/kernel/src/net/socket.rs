@@ -3,6 +3,7 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use bitflags::bitflags;
 
@@ -11,6 +12,7 @@ use super::arrival::Arrival;
 use super::departure::Departure;
 use super::in_flight::InFlight;
 use super::options::Options;
+use super::sockets::Listed;
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::socket_stat;
 use crate::fs::file::{Events, File, Stat};
@@ -272,6 +274,16 @@ pub trait Protocol: Saved + Send + Sync {
     /// Whether the socket listens (`SO_ACCEPTCONN`).
     fn is_listening(&self) -> bool {
         false
+    }
+
+    /// What tables of sockets say of it; `None` if it stands in none.
+    fn listed(&self) -> Option<Listed> {
+        None
+    }
+
+    /// The connections that wait to be accepted.
+    fn waiting_connections(&self) -> Vec<Arc<dyn Protocol>> {
+        Vec::new()
     }
 
     /// accept(2).

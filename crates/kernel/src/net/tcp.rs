@@ -7,6 +7,7 @@
 
 use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use super::address::{AF_INET6, Endpoint, SocketAddress};
@@ -18,7 +19,8 @@ use super::ports::{BindOptions, PortTable};
 use super::socket::{
     Blocking, Common, IN, MessageFlags, OUT, Outgoing, Protocol, Received, ShutdownHow, SocketType,
 };
-use super::tcp_outside::{Dormant, Outside};
+use super::sockets::{ConnectionState, Listed};
+use super::tcp_outside::{Dormant, Outside, Stage};
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
@@ -346,6 +348,45 @@ impl Protocol for TcpSocket {
 
     fn is_listening(&self) -> bool {
         matches!(&*self.state.borrow_mut(), State::Listening(_))
+    }
+
+    fn listed(&self) -> Option<Listed> {
+        self.settle();
+        let of = |state, remote, receive_queue| {
+            let listed = Listed::new(state);
+            Some(Listed { remote: Some(remote), receive_queue, ..listed })
+        };
+        match &*self.state.borrow_mut() {
+            State::Idle | State::Failed => None,
+            State::Listening(Listener { backlog, queue, .. }) => Some(Listed {
+                receive_queue: queue.len(),
+                send_queue: *backlog,
+                ..Listed::new(ConnectionState::Listen)
+            }),
+            // A SYN that has not been answered is in the queue, too.
+            State::Connecting { to } | State::Asking { to, .. } => {
+                of(ConnectionState::SynSent, *to, 0)
+                    .map(|listed| Listed { send_queue: 1, ..listed })
+            }
+            State::Connected(Link { pair, end, peer, .. }) => match pair.state(*end) {
+                ConnectionState::Close => None,
+                state => of(state, *peer, pair.readable_bytes(*end)),
+            },
+            State::Outside(link) if link.stage == Stage::Connecting => {
+                of(ConnectionState::SynSent, link.peer, 0)
+            }
+            State::Outside(link) => {
+                of(link.stream.state()?, link.peer, link.stream.readable_bytes())
+            }
+            State::Dormant(dormant) => of(ConnectionState::Established, dormant.peer, 0),
+        }
+    }
+
+    fn waiting_connections(&self) -> Vec<Arc<dyn Protocol>> {
+        match &*self.state.borrow_mut() {
+            State::Listening(listener) => listener.queue.iter().cloned().collect(),
+            _ => Vec::new(),
+        }
     }
 
     fn accept(&self) -> Result<Arc<dyn Protocol>> {

@@ -29,7 +29,7 @@ pub(super) struct Outside {
 /// (Catalyzer §3.3), as if it had been open all the while.
 #[derive(Clone, Copy)]
 pub(super) struct Dormant {
-    peer: Endpoint,
+    pub peer: Endpoint,
     /// The request for the new socket.
     asked: Option<u64>,
 }

@@ -14,6 +14,7 @@ use super::socket::{
     Ancillary, Blocking, Common, IN, MessageFlags, Outgoing, Protocol, Received, ShutdownHow,
     SocketType,
 };
+use super::sockets::{ConnectionState, Listed};
 use super::udp_outside::Flows;
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
@@ -135,11 +136,6 @@ impl UdpSocket {
         self.flows.add_client(connection, fd, &self.common.queue);
     }
 
-    /// Where it is connected to.
-    pub fn connected_to(&self) -> Option<Endpoint> {
-        self.state.get().peer
-    }
-
     /// Whether somebody waits for a datagram, and none is there.
     pub fn waits_for_datagrams(&self) -> bool {
         !self.common.queue.is_empty() && !self.poll().contains(Events::IN)
@@ -212,6 +208,16 @@ impl Protocol for UdpSocket {
             return Err(Errno::EADDRNOTAVAIL);
         }
         self.bind_to(endpoint).map(drop)
+    }
+
+    fn listed(&self) -> Option<Listed> {
+        let State { bound: Some(_), peer, .. } = self.state.get() else { return None };
+        let state = match peer {
+            Some(_) => ConnectionState::Established,
+            None => ConnectionState::Close,
+        };
+        let receive_queue = self.inbox.borrow_mut().charge();
+        Some(Listed { remote: peer, receive_queue, ..Listed::new(state) })
     }
 
     fn connect(&self, address: &SocketAddress, _blocking: Blocking) -> Result<()> {

@@ -9,6 +9,7 @@ use super::socket::{
     Blocking, Common, IN, MessageFlags, OUT, Outgoing, PeerCredentials, Protocol, Received,
     ShutdownHow, SocketType,
 };
+use super::sockets::{ConnectionState, Listed};
 use super::unix_names::{Binding, Named, Names};
 use super::unix_stream::DEFAULT_SEND_BUFFER;
 use crate::errno::{Errno, Result};
@@ -134,6 +135,17 @@ impl Protocol for UnixDatagram {
 
     fn bind(&self, address: &SocketAddress) -> Result<()> {
         self.names.bind_to(address, &self.binding, Named::Datagram(self.this.clone()))
+    }
+
+    fn listed(&self) -> Option<Listed> {
+        let peer = self.state.borrow_mut().peer.as_ref().map(|peer| peer.socket.upgrade());
+        let state = match peer {
+            Some(_) => ConnectionState::Established,
+            None => ConnectionState::Close,
+        };
+        let peer_ino = peer.flatten().map_or(0, |peer| peer.common.ino);
+        let receive_queue = self.inbox.borrow_mut().first_len();
+        Some(Listed { receive_queue, peer_ino, ..Listed::new(state) })
     }
 
     fn connect(&self, address: &SocketAddress, _blocking: Blocking) -> Result<()> {

@@ -12,6 +12,7 @@ use super::socket::{
     Blocking, Common, IN, MessageFlags, OUT, Outgoing, PeerCredentials, Protocol, Received,
     ShutdownHow, SocketType,
 };
+use super::sockets::{ConnectionState, Listed};
 use super::unix_names::{Binding, Named, Names};
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
@@ -57,6 +58,8 @@ struct Link {
     /// Name of this end, if it has none by itself: an accepted socket's is its listener's.
     local: UnixName,
     peer: UnixName,
+    /// Inode number of the other end.
+    peer_ino: u64,
     peer_credentials: PeerCredentials,
 }
 
@@ -101,6 +104,7 @@ impl UnixStream {
             end: End::Second,
             local: name.clone(),
             peer: own_name.clone(),
+            peer_ino: self.common.ino,
             peer_credentials: credentials[0],
         });
         *self.state.borrow_mut() = State::Connected(Link {
@@ -108,6 +112,7 @@ impl UnixStream {
             end: End::First,
             local: own_name,
             peer: name,
+            peer_ino: other.common.ino,
             peer_credentials: credentials[1],
         });
         self.options_changed();
@@ -179,6 +184,32 @@ impl Protocol for UnixStream {
 
     fn is_listening(&self) -> bool {
         matches!(&*self.state.borrow_mut(), State::Listening(_))
+    }
+
+    fn listed(&self) -> Option<Listed> {
+        Some(match &*self.state.borrow_mut() {
+            State::Idle => Listed::new(ConnectionState::Close),
+            State::Listening(Listener { backlog, queue, .. }) => Listed {
+                receive_queue: queue.len(),
+                send_queue: *backlog,
+                ..Listed::new(ConnectionState::Listen)
+            },
+            State::Connected(link) => Listed {
+                receive_queue: link.pair.readable_bytes(link.end),
+                send_queue: link.pair.unsent_bytes(link.end),
+                peer_ino: link.peer_ino,
+                ..Listed::new(ConnectionState::Established)
+            },
+        })
+    }
+
+    fn waiting_connections(&self) -> Vec<Arc<dyn Protocol>> {
+        match &*self.state.borrow_mut() {
+            State::Listening(listener) => {
+                listener.queue.iter().map(|socket| socket.clone() as Arc<dyn Protocol>).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn accept(&self) -> Result<Arc<dyn Protocol>> {

@@ -1,13 +1,19 @@
 //! `/proc/sys` and `/proc/PID/net`.
 
 use alloc::format;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::NR_OPEN;
+use crate::fs::inode::{FileType, Inode};
 use crate::fs::inotify;
-use crate::fs::pseudo::{Item, Kind};
+use crate::fs::pseudo::{Item, Kind, Place};
+use crate::net::address::{AF_INET, AF_INET6, AF_UNIX};
 use crate::net::proc_files;
+use crate::net::socket_tables::{self, SocketTable};
+use crate::net::tcp::IPPROTO_TCP;
+use crate::net::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
 
@@ -200,8 +206,7 @@ fn set_hostname(text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// `/proc/PID/net`. Of sockets it lists those of TCP that listen, and those of UDP that are bound; the other
-/// tables have their headings only.
+/// `/proc/PID/net`.
 pub(super) const NET: &[Item] = &[
     text("arp", "IP address       HW type     Flags       HW address            Mask     Device\n"),
     file("dev", proc_files::dev),
@@ -209,15 +214,25 @@ pub(super) const NET: &[Item] = &[
     file("igmp", proc_files::igmp),
     file("igmp6", proc_files::igmp6),
     text("protocols", ""),
-    text("raw", proc_files::HEADING),
+    text("raw", socket_tables::HEADING_RAW),
     file("route", proc_files::route),
     text(
         "sockstat",
         "sockets: used 0\nTCP: inuse 0 orphan 0 tw 0 alloc 0 mem 0\nUDP: inuse 0 mem 0\n",
     ),
-    file("tcp", proc_files::tcp),
-    file("tcp6", proc_files::tcp6),
-    file("udp", proc_files::udp),
-    file("udp6", proc_files::udp6),
-    text("unix", "Num       RefCount Protocol Flags    Type St Inode Path\n"),
+    sockets("tcp", |place| table(place, AF_INET, IPPROTO_TCP)),
+    sockets("tcp6", |place| table(place, AF_INET6, IPPROTO_TCP)),
+    sockets("udp", |place| table(place, AF_INET, IPPROTO_UDP)),
+    sockets("udp6", |place| table(place, AF_INET6, IPPROTO_UDP)),
+    sockets("udplite", |place| table(place, AF_INET, IPPROTO_UDPLITE)),
+    sockets("udplite6", |place| table(place, AF_INET6, IPPROTO_UDPLITE)),
+    sockets("unix", |place| table(place, AF_UNIX, 0)),
 ];
+
+const fn sockets(name: &'static str, make: fn(&Place) -> Arc<dyn Inode>) -> Item {
+    Item { name, kind: Kind::Made(FileType::Regular, make) }
+}
+
+fn table(place: &Place, family: u16, protocol: u32) -> Arc<dyn Inode> {
+    SocketTable::new(*place, socket_tables::Kind { family, protocol })
+}

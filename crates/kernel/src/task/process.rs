@@ -78,6 +78,11 @@ impl Tasks {
         self.processes.borrow_mut().get(&pid).cloned()
     }
 
+    /// The process with the lowest id that is not below `pid`.
+    pub fn process_from(&self, pid: Pid) -> Option<Arc<Process>> {
+        self.processes.borrow_mut().range(pid..).next().map(|(_, process)| process.clone())
+    }
+
     /// The thread with an id.
     pub fn thread(&self, tid: Tid) -> Option<Arc<Thread>> {
         self.threads.borrow_mut().get(&tid).cloned()

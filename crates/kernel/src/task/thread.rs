@@ -7,10 +7,10 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
-use super::host_process::ForkRequest;
+use super::host_process::{self, ForkRequest};
 use super::ids::Tid;
 use super::sched_attributes::Scheduling;
-use super::scheduler::SchedState;
+use super::scheduler::{RunState, SchedState};
 use super::signal::ThreadSignals;
 use super::work::{self, Work};
 use crate::mm::heap;
@@ -50,8 +50,10 @@ pub struct Thread {
     pub(super) fork_request: KernelCell<Option<Arc<ForkRequest>>>,
     /// Its registers and kernel stack.
     pub context: ThreadContext,
-    /// CPU time up to the last switch, in nanoseconds.
+    /// CPU time that has been counted ([`host_process::uncounted_ns`]), in nanoseconds.
     cpu_ns: AtomicU64,
+    /// The largest CPU time that anybody was told, in nanoseconds.
+    told_cpu_ns: AtomicU64,
     /// Since when it has been running, on the host's monotonic clock in
     /// nanoseconds; 0 if it does not run.
     running_since_ns: AtomicU64,
@@ -76,6 +78,7 @@ impl Thread {
             fork_request: KernelCell::new(None),
             context: ThreadContext::new(heap::kernel_stack(), frame),
             cpu_ns: AtomicU64::new(0),
+            told_cpu_ns: AtomicU64::new(0),
             running_since_ns: AtomicU64::new(0),
         })
     }
@@ -96,9 +99,19 @@ impl Thread {
         self.dying.load(Relaxed)
     }
 
-    /// CPU time, in nanoseconds.
+    /// CPU time, in nanoseconds. It does not go back, although it may have been taken for more than it was.
     pub fn cpu_ns(&self) -> u64 {
-        self.cpu_ns.load(Relaxed) + self.ran_ns()
+        let uncounted = match self.sched.get().state {
+            RunState::Runnable => host_process::uncounted_ns(self),
+            _ => 0,
+        };
+        let ns = self.cpu_ns.load(Relaxed) + uncounted;
+        ns.max(self.told_cpu_ns.fetch_max(ns, Relaxed))
+    }
+
+    /// Counts CPU time, in nanoseconds.
+    pub(super) fn count(&self, cpu_ns: u64) {
+        self.cpu_ns.fetch_add(cpu_ns, Relaxed);
     }
 
     /// How long it has been running without a switch, in nanoseconds.
@@ -124,10 +137,12 @@ impl Thread {
     /// Runs the thread on this vCPU until it blocks or ends.
     pub(super) fn switch_from_idle(self: &Arc<Self>) {
         thread::switch_from_idle(self, || {
-            self.running_since_ns.store(Machine::monotonic_ns(), Relaxed);
+            let now_ns = Machine::monotonic_ns();
+            self.running_since_ns.store(now_ns, Relaxed);
+            host_process::begin_to_count(now_ns);
             super::scheduler::watch_clock();
         });
-        self.cpu_ns.fetch_add(self.ran_ns(), Relaxed);
+        self.count(host_process::end_to_count(Machine::monotonic_ns()));
         self.running_since_ns.store(0, Relaxed);
     }
 

@@ -73,6 +73,7 @@ pub(super) mod nr {
     pub const CAPSET: u64 = 126;
     pub const EXIT: u64 = 60;
     pub const FUTEX: u64 = 202;
+    pub const CLOCK_GETTIME: u64 = 228;
     pub const TGKILL: u64 = 234;
     pub const ARCH_PRCTL: u64 = 158;
     pub const EXIT_GROUP: u64 = 231;

@@ -3,8 +3,11 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use thaw_abi::filter::{CPU_CLOCK, CPU_CLOCK_OF_THREAD};
+
 use super::HostProcesses;
-use crate::machine::Clocks;
+use super::calls::{hostcall, nr};
+use crate::machine::{Clocks, nanoseconds};
 
 /// Address of the host's `__vdso_clock_gettime`; 0 if there is none.
 static CLOCK_GETTIME: AtomicU64 = AtomicU64::new(0);
@@ -35,6 +38,31 @@ impl Clocks for HostProcesses {
         }
         (time[0], time[1])
     }
+
+    fn own_cpu_ns() -> u64 {
+        /// The calling thread stands for itself.
+        const SELF: u32 = 0;
+        cpu_ns(cpu_clock_of(SELF) | CPU_CLOCK_OF_THREAD)
+    }
+
+    fn process_cpu_ns(pid: u32) -> u64 {
+        cpu_ns(cpu_clock_of(pid))
+    }
+}
+
+/// The clock of the CPU time of a process (`MAKE_PROCESS_CPUCLOCK` in linux/posix-timers.h).
+fn cpu_clock_of(pid: u32) -> u32 {
+    !pid << 3 | CPU_CLOCK
+}
+
+/// A clock of CPU time, in nanoseconds; 0 if there is none.
+fn cpu_ns(clock: u32) -> u64 {
+    let mut time = [0i64; 2];
+    // SAFETY: `time` is a `struct timespec` and may be written to.
+    let read = unsafe {
+        hostcall(nr::CLOCK_GETTIME, [clock.into(), time.as_mut_ptr() as u64, 0, 0, 0, 0])
+    };
+    read.map_or(0, |_| nanoseconds((time[0], time[1])))
 }
 
 /// Finds a symbol in a mapped ELF object by walking its dynamic section.

@@ -33,6 +33,7 @@ struct Program {
 const LOAD_WORD: u16 = 0x20;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_SET: u16 = 0x45;
+const AND: u16 = 0x54;
 const RETURN: u16 = 0x06;
 
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
@@ -118,6 +119,13 @@ impl Filter {
                 }
                 self.push(RETURN, 0, 0, RET_EPERM);
             }
+            Check::Bits(index, mask, value) => {
+                self.require_word(argument(index) + 4, 0, RET_EPERM);
+                self.push(LOAD_WORD, 0, 0, argument(index));
+                self.push(AND, 0, 0, mask);
+                self.push(JUMP_EQUAL, 1, 0, value);
+                self.push(RETURN, 0, 0, RET_EPERM);
+            }
         }
     }
 }
@@ -173,6 +181,7 @@ mod tests {
                 JUMP_SET => {
                     pc += if accumulator & i.k != 0 { i.jump_true } else { i.jump_false } as usize
                 }
+                AND => accumulator &= i.k,
                 RETURN => return i.k,
                 code => panic!("unknown instruction {code:#x}"),
             }
@@ -194,8 +203,10 @@ mod tests {
         let mut args = [0; 6];
         let call = List::General.calls().find(|call| call.number == number);
         for check in call.map_or(&[][..], |call| call.checks) {
-            if let Check::OneOf(index, values) = *check {
-                args[index as usize] = values[0] as u64;
+            match *check {
+                Check::OneOf(index, values) => args[index as usize] = values[0] as u64,
+                Check::Bits(index, _, value) => args[index as usize] = value as u64,
+                Check::Zero(_) | Check::Mask(..) => {}
             }
         }
         args
@@ -258,6 +269,15 @@ mod tests {
         assert!(allowed(28, [0, 4096, 23, 0, 0, 0]));
         assert!(!allowed(28, [0, 4096, 100, 0, 0, 0]));
         assert!(!allowed(28, [0, 4096, 12, 0, 0, 0]));
+        // clock_gettime: CLOCK_REALTIME, a descriptor's clock, the time in programs only.
+        let own_clock = u32::MAX << 3 | 2;
+        for allowed_clock in [own_clock, own_clock | 4, !7 << 3 | 2] {
+            assert!(allowed(228, [allowed_clock as u64, 0x1000, 0, 0, 0, 0]));
+        }
+        for other_clock in [0, 3, u64::from(own_clock | 1), u64::from(own_clock) - 1, u64::MAX - 1]
+        {
+            assert!(!allowed(228, [other_clock, 0x1000, 0, 0, 0, 0]), "{other_clock:#x}");
+        }
         // process_madvise: of another process, MADV_COLLAPSE.
         let own = thaw_abi::filter::PIDFD_SELF as u64;
         assert!(allowed(440, [own, 0x1000, 1, 23, 0, 0]));

@@ -30,6 +30,14 @@ impl Clocks for Nowhere {
         (i64::from(clock), 2)
     }
 
+    fn own_cpu_ns() -> u64 {
+        0
+    }
+
+    fn process_cpu_ns(_: u32) -> u64 {
+        0
+    }
+
     fn guest_clock() -> &'static AtomicU64 {
         static NONE: AtomicU64 = AtomicU64::new(0);
         &NONE

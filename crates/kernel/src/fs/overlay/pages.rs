@@ -114,7 +114,8 @@ impl Content {
         self.size = size;
     }
 
-    /// Makes `len` bytes from `offset` a hole. The size stays.
+    /// Makes `len` bytes from `offset` a hole. The size stays. Pages that mappings show stay, too, as
+    /// zeros: what is written to them is part of the file.
     pub fn punch(&mut self, lower: Option<&LowerLayer>, offset: u64, len: u64) -> Result<()> {
         self.recall_addresses(0, u64::MAX);
         let end = offset.saturating_add(len).min(self.size);
@@ -122,7 +123,10 @@ impl Content {
         let pages_below = self.below.map_or(0, |below| below.len.div_ceil(PAGE));
         let whole = offset.div_ceil(PAGE).max(pages_below)..end / PAGE;
         if !whole.is_empty() {
-            let gone: Vec<u64> = self.pages.range(whole.clone()).map(|(&page, _)| page).collect();
+            let mut gone = Vec::new();
+            for (&page, bytes) in self.pages.range_mut(whole.clone()) {
+                if bytes.is_shown() { bytes.fill(0) } else { gone.push(page) }
+            }
             gone.iter().for_each(|page| drop(self.pages.remove(page)));
         }
         let mut at = offset;
@@ -491,6 +495,23 @@ mod tests {
         assert_eq!(content.pages.keys().copied().collect::<Vec<_>>(), [0]);
         let first = content.page_for_write(None, 0).unwrap();
         assert!(first[..10] == [b'x'; 10] && first[10..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_hole_keeps_pages_that_mappings_show() {
+        let _sandbox = Sandbox::new();
+        let mut content = Content { size: 3 * PAGE, ..Content::default() };
+        for page in 0..3 {
+            content.page_for_write(None, page).unwrap().fill(b'x');
+        }
+        let shown = content.pages[&1].address();
+        kernel().pages.borrow_mut().share(shown);
+        content.punch(None, 0, 3 * PAGE).unwrap();
+        assert_eq!(content.pages.keys().copied().collect::<Vec<_>>(), [1]);
+        assert!(content.pages[&1].iter().all(|&byte| byte == 0));
+        kernel().pages.borrow_mut().release(shown);
+        content.punch(None, 0, 3 * PAGE).unwrap();
+        assert!(content.pages.is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::fs::fd_table;
 use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::net::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, SocketAddress};
-use crate::net::netlink::NETLINK_ROUTE;
+use crate::net::netlink::{NETLINK_ROUTE, NETLINK_SOCK_DIAG};
 use crate::net::options;
 use crate::net::socket::{Blocking, Protocol, ShutdownHow, Socket, SocketType};
 use crate::net::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
@@ -98,7 +98,9 @@ fn create(family: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Protocol>> {
         (AF_NETLINK, DATAGRAM | SOCK_RAW) => {
             let kind = if kind == DATAGRAM { SocketType::Datagram } else { SocketType::Raw };
             match protocol {
-                NETLINK_ROUTE => Ok(net.netlink.socket(kind, &net.inodes)),
+                NETLINK_ROUTE | NETLINK_SOCK_DIAG => {
+                    Ok(net.netlink.socket(kind, protocol, &net.inodes))
+                }
                 _ => Err(Errno::EPROTONOSUPPORT),
             }
         }

@@ -29,7 +29,8 @@ static REQUESTS_BEGUN: AtomicU64 = AtomicU64::new(0);
 /// A thread makes a system call.
 #[inline]
 pub fn count_call() {
-    add_one(&own_vcpu().calls);
+    let calls = &own_vcpu().calls;
+    calls.store(calls.load(Relaxed).wrapping_add(1), Relaxed);
     add_one(&REQUESTS_BEGUN);
 }
 
@@ -61,8 +62,8 @@ impl HostProcess {
         self.judged_at.store(Machine::monotonic_ns(), Relaxed);
         for vcpu in self.vcpus() {
             let calls = vcpu.calls.load(Relaxed);
-            let made = calls - vcpu.calls_judged.swap(calls, Relaxed);
-            let left = match is_talkative(made, passed_ns) {
+            let made = calls.wrapping_sub(vcpu.calls_judged.swap(calls, Relaxed));
+            let left = match is_talkative(made.into(), passed_ns) {
                 true => TALKATIVE_FOR + 1,
                 false => vcpu.talkative_for.load(Relaxed).saturating_sub(1),
             };

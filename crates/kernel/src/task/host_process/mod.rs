@@ -10,6 +10,7 @@
 //! descriptors, messages and the nearest timer on behalf of all. The others
 //! sleep until there is something for them to run. There may be none for a while,
 //! as long as a host process that is busy has the host looked at at its ticks.
+mod cpu_time;
 mod fork;
 mod halt;
 mod load;
@@ -18,6 +19,7 @@ mod table;
 pub mod twins;
 mod vcpus;
 
+pub use cpu_time::{begin_to_count, end_to_count, uncounted_ns};
 pub use fork::{ForkRequest, begin_others, fork, fork_empty, move_to_new_space, prepare_fork};
 pub use load::{count_call, count_request, requests_begun};
 pub use residence::{complete_memory, has_all_memory, others_give_up, settle, take_back_first};
@@ -99,6 +101,8 @@ pub fn begin(space: Arc<Space>) {
 fn serve(host_process: &HostProcess) {
     of_process().alarm_at.store(0, Relaxed);
     Machine::set_number(host_process.add_vcpu(Machine::index(), host_process.host_pid()));
+    // What the host has counted until now is no thread's.
+    cpu_time::look();
 }
 
 fn is_first() -> bool {
@@ -412,6 +416,7 @@ fn retire() -> ! {
         // This may be the last one that does not rest.
         wake_watcher();
     }
+    cpu_time::look();
     let host_process = own_host_process();
     let is_last = host_process.remove_vcpu(Machine::index());
     for vcpu in host_process.vcpus() {

@@ -72,6 +72,9 @@ pub struct HostProcess {
     /// When the host was last looked at beside a running thread, on the host's
     /// monotonic clock in nanoseconds.
     pub(super) looked_at: AtomicU64,
+    /// What its vCPUs have seen of the CPU time that the host has counted of them, in nanoseconds
+    /// ([`super::cpu_time`]).
+    pub(super) seen_cpu_ns: AtomicU64,
     /// What it has of its memory.
     pub(super) held: Cell<Held>,
     /// What it is asked to do with that.
@@ -213,6 +216,7 @@ impl HostProcess {
         self.there.store(0, Relaxed);
         self.judged_at.store(0, Relaxed);
         self.looked_at.store(0, Relaxed);
+        self.seen_cpu_ns.store(0, Relaxed);
         self.number_in_report.store(NO_NUMBER, Relaxed);
         self.number_in_swap.store(NO_NUMBER, Relaxed);
         self.held.set(Held::All);

@@ -1,10 +1,11 @@
 //! Virtual CPUs: adding host threads to a host process.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Relaxed};
 
 use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
 
+use super::cpu_time::CpuTime;
 use super::{Activity, halt, own_host_process, wake_vcpu, wake_watcher};
 use crate::errno::Result;
 use crate::host::phases;
@@ -27,10 +28,10 @@ pub struct Vcpu {
     wake_word: AtomicU32,
     /// The thread that it runs, or null.
     running: AtomicPtr<Thread>,
-    /// How often threads have made system calls on it.
-    pub(super) calls: AtomicU64,
+    /// How often threads have made system calls on it, wrapping.
+    pub(super) calls: AtomicU32,
     /// The same when it was last judged.
-    pub(super) calls_judged: AtomicU64,
+    pub(super) calls_judged: AtomicU32,
     /// For how many judgements it counts as talkative, this one included.
     pub(super) talkative_for: AtomicU32,
     /// What it does.
@@ -40,6 +41,8 @@ pub struct Vcpu {
     /// An interruption is on its way, and the vCPU has not looked since. More
     /// of them would only pile up on its signal stack.
     interrupted: AtomicBool,
+    /// What it has counted of its threads.
+    pub(super) cpu_time: CpuTime,
 }
 
 impl Vcpu {
@@ -54,6 +57,7 @@ impl Vcpu {
         self.activity.set(Activity::Active);
         self.parked.store(false, Relaxed);
         self.interrupted.store(false, Relaxed);
+        self.cpu_time.reset();
     }
 
     pub(super) fn set_host_tid(&self, host_tid: u32) {
