@@ -122,7 +122,7 @@ impl NodeBackend {
 
     /// Gives a sandbox that was just made its own limits, or ends it.
     async fn limit(&self, id: &str, limits: LimitsChange) -> Outcome<()> {
-        let now = self.sandboxes.limits(id).map_err(problem)?;
+        let now = self.sandboxes.limits(id).await.map_err(problem)?;
         let is_same = limits.memory_bytes.is_none_or(|bytes| bytes == now.memory_bytes)
             && limits.cpus.is_none_or(|cpus| cpus == now.cpus);
         if is_same {
@@ -355,17 +355,14 @@ impl Backend for NodeBackend {
     fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>> {
         Box::pin(async move {
             let (instance, service) = self.instance(id)?;
-            let (began, before) = (Instant::now(), service.cpu_time(instance).await);
-            let reader = service.memory_reader(instance).await;
-            let reader = reader.ok_or_else(|| Problem::gone(id))?;
-            let memory = spawn_blocking(move || reader.read()).await;
-            let memory = memory.map_err(|error| Problem::new(Kind::Busy, error))?;
-            let memory = memory.map_err(|error| Problem::new(Kind::Busy, error))?;
-            sleep(CPU_SPAN.saturating_sub(began.elapsed())).await;
-            let used = service.cpu_time(instance).await.zip(before);
+            let began = Instant::now();
+            let before = service.use_of(instance).await.ok_or_else(|| Problem::gone(id))?;
+            sleep(CPU_SPAN).await;
+            let after = service.use_of(instance).await.ok_or_else(|| Problem::gone(id))?;
+            let used = after.cpu_time.zip(before.cpu_time);
             let used = used.map(|(after, before)| after.saturating_sub(before).as_secs_f64());
             let cpu_percent = used.map(|used| 100.0 * used / began.elapsed().as_secs_f64());
-            Ok(Usage { cpu_percent, memory_bytes: memory.pss })
+            Ok(Usage { cpu_percent, memory_bytes: after.memory.bytes.unwrap_or(0) })
         })
     }
 

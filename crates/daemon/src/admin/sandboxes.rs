@@ -138,7 +138,7 @@ fn limits_answer(outcome: Result<LimitsInfo, SandboxProblem>) -> Response {
 }
 
 async fn limits(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
-    limits_answer(admin.sandboxes.limits(&name))
+    limits_answer(admin.sandboxes.limits(&name).await)
 }
 
 async fn set_limits(

@@ -5,7 +5,7 @@ use super::copies::Stays;
 use super::memory::{HIBERNATE_PATIENCE, MEMORY_PATIENCE};
 use super::room::Claimed;
 use super::{InstanceState, Service, Slot, Slots};
-use crate::instance::{Command, ConnectionTable, Launched, Launcher};
+use crate::instance::{Command, ConnectionTable, InstanceUse, Launched, Launcher};
 use crate::sandboxes::exec::{Attached, Exec, ExecProblem, ExecRequest, Execs};
 use crate::sandboxes::files::FileSession;
 use crate::sandboxes::limits::{Unchanged, check_host, of_host};
@@ -162,10 +162,10 @@ impl Service {
         slots.get(&id).map(|slot| slot.state).or_else(asleep)
     }
 
-    /// CPU time that an instance has used; none: it does not run, or nobody counts.
-    pub async fn cpu_time(&self, id: u64) -> Option<Duration> {
+    /// What an instance uses; none: it has no process. Wakes nobody.
+    pub async fn use_of(&self, id: u64) -> Option<InstanceUse> {
         let (reply, used) = oneshot::channel();
-        self.table_of_live(id).ok()?.tell(Command::CpuTime(reply));
+        self.table_of_live(id).ok()?.tell(Command::Use(reply));
         timeout(MEMORY_PATIENCE, used).await.ok()?.ok()
     }
 
