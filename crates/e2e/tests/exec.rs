@@ -181,6 +181,15 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     let gone = call(&home, &["exec", "one", "--", "true"]);
     assert!(gone.stderr.contains("no sandbox is named `one`"), "{gone:?}");
 }
+    // Standard output and input in the place of a file here.
+    assert_eq!(ok(&home, &["sandbox", "cp", "one:/tmp/up/link", "-"]), "content");
+    let mut cp = thaw();
+    cp.args(["sandbox", "cp", "-", "one:/tmp/input"]).env("THAW_HOME", &home).current_dir(&work);
+    run_with_input(&mut cp, long.as_bytes()).success();
+    assert!(ok(&home, &["sandbox", "cp", "one:/tmp/input", "-"]) == long);
+    assert!(!work.join("-").exists());
+    let refused = call(&home, &["sandbox", "cp", "one:/tmp/up", "-"]);
+    assert!(refused.stderr.contains("only files go to standard output"), "{refused:?}");
 
 /// Its kernel's memory is made shared before anybody asks for a process.
 #[test]
