@@ -119,6 +119,26 @@ fn connections_to_ports_of_a_sandbox_have_a_bound() {
 }
 
 #[test]
+fn the_ports_of_a_sandbox_are_listed() {
+    let home = home("exec-ports");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let list = || ok(&home, &["sandbox", "port", "one"]);
+    assert_eq!(list(), "PORT  ADDRESS\n");
+    ok(&home, &["exec", "-d", "one", "--", "python3", "-c", LISTENER]);
+    wait_until("both listen", || list() == "PORT  ADDRESS\n7000  127.0.0.1\n7001  ::1\n");
+    let json: serde_json::Value =
+        serde_json::from_str(&ok(&home, &["sandbox", "port", "one", "--json"])).expect("JSON");
+    assert_eq!(json[1], serde_json::json!({"port": 7001, "address": "::1"}));
+    for wrong in [&["--stdio"][..], &["--listen", "8200"], &["7000", "--json"]] {
+        let refused = call(&home, &[&["sandbox", "port", "one"], wrong].concat());
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+    }
+    let none = call(&home, &["sandbox", "port", "none"]);
+    assert!(none.stderr.contains("no sandbox is named `none`"), "{none:?}");
+}
+
+#[test]
 fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     let home = home("exec-sandbox");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
@@ -161,6 +181,15 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     wait_until("it has given up its memory", || {
         ok(&home, &["sandbox", "list"]).contains("hibernated")
     });
+    // Standard output and input in the place of a file here.
+    assert_eq!(ok(&home, &["sandbox", "cp", "one:/tmp/up/link", "-"]), "content");
+    let mut cp = thaw();
+    cp.args(["sandbox", "cp", "-", "one:/tmp/input"]).env("THAW_HOME", &home).current_dir(&work);
+    run_with_input(&mut cp, long.as_bytes()).success();
+    assert!(ok(&home, &["sandbox", "cp", "one:/tmp/input", "-"]) == long);
+    assert!(!work.join("-").exists());
+    let refused = call(&home, &["sandbox", "cp", "one:/tmp/up", "-"]);
+    assert!(refused.stderr.contains("only files go to standard output"), "{refused:?}");
     let down = work.join("down");
     ok(&home, &["sandbox", "cp", "one:/tmp/up", down.to_str().unwrap()]);
     assert_eq!(fs::read_to_string(down.join("below/file")).unwrap(), "content");
@@ -181,15 +210,6 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     let gone = call(&home, &["exec", "one", "--", "true"]);
     assert!(gone.stderr.contains("no sandbox is named `one`"), "{gone:?}");
 }
-    // Standard output and input in the place of a file here.
-    assert_eq!(ok(&home, &["sandbox", "cp", "one:/tmp/up/link", "-"]), "content");
-    let mut cp = thaw();
-    cp.args(["sandbox", "cp", "-", "one:/tmp/input"]).env("THAW_HOME", &home).current_dir(&work);
-    run_with_input(&mut cp, long.as_bytes()).success();
-    assert!(ok(&home, &["sandbox", "cp", "one:/tmp/input", "-"]) == long);
-    assert!(!work.join("-").exists());
-    let refused = call(&home, &["sandbox", "cp", "one:/tmp/up", "-"]);
-    assert!(refused.stderr.contains("only files go to standard output"), "{refused:?}");
 
 /// Its kernel's memory is made shared before anybody asks for a process.
 #[test]
