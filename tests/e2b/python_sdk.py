@@ -364,8 +364,28 @@ def use_is_measured():
     with Sandbox.create() as box:
         [sample] = box.get_metrics()
         assert sample.cpu_count >= 1 and 0 < sample.mem_used <= sample.mem_total, sample
-        box.commands.run("while :; do :; done", background=True, timeout=0)
-        assert box.get_metrics()[0].cpu_used_pct > 1
+        busy = box.commands.run("while :; do :; done", background=True, timeout=0)
+        assert box.get_metrics()[-1].cpu_used_pct > 1
+
+        deadline = time.time() + 60
+        while len(box.get_metrics()) < 4:
+            assert time.time() < deadline, "no samples are kept"
+            time.sleep(1)
+        samples = box.get_metrics()
+        times = [each.timestamp for each in samples]
+        assert times == sorted(times) and all(each.mem_used > 0 for each in samples), samples
+        assert samples[-2].cpu_used_pct > 1, samples
+        since, until = times[1], times[2]
+        assert [each.timestamp for each in box.get_metrics(start=since, end=until)] == times[1:3]
+        assert box.get_metrics(end=times[0] - datetime.timedelta(seconds=2)) == []
+        # One that is paused has its past, and is not woken for it.
+        busy.kill()
+        box.pause()
+        past = box.get_metrics()
+        assert [each.timestamp for each in past[:3]] == times[:3], past
+        time.sleep(6)
+        assert len(box.get_metrics()) == len(past), past
+        assert box.get_info().state == SandboxState.PAUSED
 
 
 def snapshots_are_taken():

@@ -89,7 +89,8 @@ pub enum ImageProgress {
 /// Is told how far it is.
 pub type OnProgress<'a> = dyn FnMut(ImageProgress) + 'a;
 
-/// Imports the image of an OCI layout or an archive.
+/// Imports the image of an OCI layout or an archive, under a name of the store or one of a registry
+/// (`debian:12`), by which it is found as if it had been pulled.
 ///
 /// # Errors
 /// There is no such image in it, it is damaged or too large, or the store cannot be written.
@@ -97,12 +98,28 @@ pub fn import(
     store: &Store,
     path: &Path,
     tag: Option<&str>,
-    name: &Name,
+    name: &str,
     limits: Limits,
     progress: &mut OnProgress<'_>,
 ) -> Result<(StoredImage, UnpackReport), ContainerError> {
+    let (name, reference) = import_name(name)?;
     let image = Layout::open(path)?.image(tag)?;
-    unpack(store, &image, name, None, limits, progress)
+    unpack(store, &image, &name, reference.as_ref(), limits, progress)
+}
+
+/// The name in the store of an image that is imported, and the one of a registry if it has that.
+fn import_name(text: &str) -> Result<(Name, Option<Reference>), ContainerError> {
+    let wrong = match Name::new(text) {
+        Ok(name) => return Ok((name, None)),
+        Err(wrong) => wrong,
+    };
+    let reference = text.parse::<Reference>().ok();
+    // What has a digest is that content and no other; buckets have functions.
+    let reference = reference.filter(|found| !found.has_digest() && !text.contains("://"));
+    match reference {
+        Some(reference) => Ok((reference.store_name(), Some(reference))),
+        None => Err(wrong.into()),
+    }
 }
 
 /// Pulls an image from its registry, as `registries.toml` of the home says.
@@ -376,6 +393,21 @@ mod tests {
         }
         forget_old_pulls(&own);
         assert!(own.exists() && new.exists() && !old.exists());
+    }
+
+    #[test]
+    fn an_image_is_imported_under_a_name_of_the_store_or_of_a_registry() {
+        let plain = import_name("app").unwrap();
+        assert_eq!(plain, (Name::new("app").unwrap(), None));
+        let (name, reference) = import_name("debian:12").unwrap();
+        let reference = reference.expect("it has a tag");
+        assert_eq!(reference.to_string(), "docker.io/library/debian:12");
+        assert_eq!(name, reference.store_name());
+        assert!(import_name("registry.example/team/app").unwrap().1.is_some());
+        let digest = format!("debian@sha256:{}", "0".repeat(64));
+        for wrong in ["", "-a", "a b:1", &digest, "s3://bucket/app:1"] {
+            assert!(matches!(import_name(wrong), Err(ContainerError::Name(_))), "{wrong}");
+        }
     }
 
     /// As in images whose `/etc` is elsewhere.

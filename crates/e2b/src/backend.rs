@@ -8,6 +8,7 @@ use std::future::Future;
 use std::io::Read;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 use thaw_home::volumes::VolumeStore;
 use thaw_node::sandboxes::egress::ClientEgress;
 use thaw_node::sandboxes::{EgressWish, LimitsChange, SandboxVolume};
@@ -76,7 +77,7 @@ impl Base {
 }
 
 /// A sandbox.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sandbox {
     /// Its id.
     pub id: String,
@@ -286,7 +287,16 @@ pub enum Happened {
 pub struct Usage {
     /// CPU time in percent of one processor, just now; none where the host does not count it.
     pub cpu_percent: Option<f64>,
-    /// Memory, in bytes: its own, and its share of what it has with others.
+    /// Memory, in bytes, files included.
+    pub memory_bytes: u64,
+}
+
+/// What a sandbox has used until now, and has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count {
+    /// CPU time since its host process was made; none where the host does not count it.
+    pub cpu_time: Option<Duration>,
+    /// Memory, in bytes, files included.
     pub memory_bytes: u64,
 }
 
@@ -348,8 +358,10 @@ pub trait Backend: Send + Sync {
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>>;
     /// Names of all that it has written and that is there, and that begin so.
     fn snapshots<'a>(&'a self, prefix: &'a str) -> Later<'a, Outcome<Vec<String>>>;
-    /// What one uses now.
-    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>>;
+    /// What one uses now; none: it is paused, hibernated or asleep. Wakes nobody.
+    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Option<Usage>>>;
+    /// What one has used until now; none as above. Wakes nobody.
+    fn count<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Option<Count>>>;
     /// Starts a process in one, and waits until it runs.
     fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>>;
     /// Processes of one that were started so, and run.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_home::volumes::VolumeStore;
 use thaw_node::sandboxes::egress::ClientEgress;
 use thaw_store::Name;
@@ -258,6 +258,8 @@ struct FakeSandbox {
     tree: Tree,
     /// The snapshot that it was made of.
     parent: Option<String>,
+    /// How often its use was counted.
+    looked_at: u64,
 }
 
 /// A program that answers with the head of the request.
@@ -390,6 +392,7 @@ impl Backend for Fake {
             processes: Vec::new(),
             tree: Arc::new(Mutex::new([("/work".to_owned(), None)].into())),
             parent: None,
+            looked_at: 0,
         };
         self.all.lock().unwrap().insert(wanted.id, made);
         now(Ok(sandbox))
@@ -468,8 +471,17 @@ impl Backend for Fake {
         now(Ok(names))
     }
 
-    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>> {
-        now(self.change(id, |_| Usage { cpu_percent: Some(50.0), memory_bytes: 1 << 20 }))
+    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Option<Usage>>> {
+        now(self.change(id, |_| Some(Usage { cpu_percent: Some(50.0), memory_bytes: 1 << 20 })))
+    }
+
+    /// Each time that one is looked at, it has used a second more.
+    fn count<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Option<Count>>> {
+        now(self.change(id, |one| {
+            one.looked_at += 1;
+            let cpu_time = Some(Duration::from_secs(one.looked_at));
+            Some(Count { cpu_time, memory_bytes: 2 << 20 })
+        }))
     }
 
     fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {

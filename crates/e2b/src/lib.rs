@@ -19,6 +19,7 @@ mod ports;
 mod problem;
 mod process;
 mod records;
+mod samples;
 mod serve;
 mod settings;
 mod snapshots;
@@ -59,6 +60,8 @@ pub struct E2b {
     /// Connections to ports, by the id of the sandbox: whoever makes them may be anybody.
     ports: Streams,
     watchers: watch::Watchers,
+    /// What sandboxes have used.
+    samples: samples::Samples,
     templates: templates::Templates,
     /// Volumes whose files somebody has just used.
     open_volumes: Arc<volumes::OpenVolumes>,
@@ -98,6 +101,7 @@ impl E2b {
             streams,
             ports,
             watchers,
+            samples: samples::Samples::default(),
             templates,
             open_volumes: Arc::default(),
             contents,

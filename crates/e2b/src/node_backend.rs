@@ -23,6 +23,7 @@ use thaw_node::sandboxes::{
     Sandboxes,
 };
 use thaw_node::service::{REST_PATIENCE, Service, VolumeFiles};
+use thaw_node::usage::measure_instance;
 use thaw_sandbox::SignalTo;
 use thaw_store::Name;
 use tokio::runtime::Handle;
@@ -122,7 +123,7 @@ impl NodeBackend {
 
     /// Gives a sandbox that was just made its own limits, or ends it.
     async fn limit(&self, id: &str, limits: LimitsChange) -> Outcome<()> {
-        let now = self.sandboxes.limits(id).map_err(problem)?;
+        let now = self.sandboxes.limits(id).await.map_err(problem)?;
         let is_same = limits.memory_bytes.is_none_or(|bytes| bytes == now.memory_bytes)
             && limits.cpus.is_none_or(|cpus| cpus == now.cpus);
         if is_same {
@@ -178,6 +179,16 @@ impl NodeBackend {
         all.retain(|key, _| still_runs(*key));
         all.insert((instance, exec.id()), wanted);
     }
+}
+
+/// What an instance has used; none: it has no process.
+async fn count(service: &Service, instance: u64) -> Option<Count> {
+    let used = service.use_of(instance).await?;
+    let memory_bytes = match used.memory.bytes {
+        Some(bytes) => bytes,
+        None => measure_instance(service, instance).await?.pss,
+    };
+    Some(Count { cpu_time: used.cpu_time, memory_bytes })
 }
 
 fn problem(error: SandboxProblem) -> Problem {
@@ -352,20 +363,27 @@ impl Backend for NodeBackend {
         })
     }
 
-    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>> {
+    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Option<Usage>>> {
         Box::pin(async move {
-            let (instance, service) = self.instance(id)?;
-            let (began, before) = (Instant::now(), service.cpu_time(instance).await);
-            let reader = service.memory_reader(instance).await;
-            let reader = reader.ok_or_else(|| Problem::gone(id))?;
-            let memory = spawn_blocking(move || reader.read()).await;
-            let memory = memory.map_err(|error| Problem::new(Kind::Busy, error))?;
-            let memory = memory.map_err(|error| Problem::new(Kind::Busy, error))?;
-            sleep(CPU_SPAN.saturating_sub(began.elapsed())).await;
-            let used = service.cpu_time(instance).await.zip(before);
+            let began = Instant::now();
+            let Some(before) = self.count(id).await? else { return Ok(None) };
+            sleep(CPU_SPAN).await;
+            let Some(after) = self.count(id).await? else { return Ok(None) };
+            let used = after.cpu_time.zip(before.cpu_time);
             let used = used.map(|(after, before)| after.saturating_sub(before).as_secs_f64());
             let cpu_percent = used.map(|used| 100.0 * used / began.elapsed().as_secs_f64());
-            Ok(Usage { cpu_percent, memory_bytes: memory.pss })
+            Ok(Some(Usage { cpu_percent, memory_bytes: after.memory_bytes }))
+        })
+    }
+
+    fn count<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Option<Count>>> {
+        Box::pin(async move {
+            let info = self.sandboxes.find(id).map_err(problem)?;
+            let service = self.node.service_of(info.instance);
+            match service.filter(|_| info.is_awake()) {
+                Some(service) => Ok(count(&service, info.instance).await),
+                None => Ok(None),
+            }
         })
     }
 

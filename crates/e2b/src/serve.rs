@@ -71,6 +71,7 @@ impl E2b {
     pub async fn serve(self: Arc<Self>, listener: TcpListener) -> io::Result<()> {
         tokio::spawn(self.clone().clean_up());
         tokio::spawn(Self::remove_unused_steps_daily(Arc::downgrade(&self)));
+        tokio::spawn(Self::take_samples(Arc::downgrade(&self)));
         tokio::spawn(volumes::OpenVolumes::close_idle(Arc::downgrade(&self.open_volumes)));
         let router = self.router();
         let tls = self.tls.as_ref();

@@ -35,6 +35,14 @@ fn images_are_imported_pulled_and_run() {
 
     in_home(&home, &["import", archive, "from-archive"]).success();
     in_home(&home, &["import", layout, "from-layout"]).success();
+    // By a name with a tag it is found as if it had been pulled.
+    in_home(&home, &["import", archive, "team/app:3"]).success();
+    let ran = in_home(&home, &["run", "docker.io/team/app:3"]);
+    assert!(!ran.stderr.contains("pulling"), "{}", ran.stderr);
+    assert_eq!(ran.success(), "uid=1000(app) gid=50\n");
+    let directory = workshop.directory().to_str().expect("UTF-8");
+    let refused = in_home(&home, &["import", directory, "files:1"]);
+    assert!(refused.stderr.contains("name it `files-1`"), "{}", refused.stderr);
     let ran = in_home(&home, &["run", &image]);
     assert!(ran.stderr.contains("pulling"), "{}", ran.stderr);
     assert_eq!(ran.success(), "uid=1000(app) gid=50\n");

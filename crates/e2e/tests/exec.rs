@@ -118,6 +118,64 @@ fn connections_to_ports_of_a_sandbox_have_a_bound() {
     forward.wait().expect("it ends");
 }
 
+/// The host name that programs in a sandbox see, and where it leads.
+fn host_name(home: &Path, sandbox: &str) -> (String, String) {
+    let program = "import socket; n = socket.gethostname(); print(n, socket.gethostbyname(n))";
+    let said = ok(home, &["exec", sandbox, "--", "python3", "-c", program]);
+    let (name, address) = said.trim().split_once(' ').expect("two words");
+    (name.to_owned(), address.to_owned())
+}
+
+#[test]
+fn a_sandbox_has_its_own_name_as_its_host_name() {
+    let home = home("exec-host-name");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let own = "10.0.2.15".to_owned();
+    let made = |name: &str| assert_eq!(host_name(&home, name), (name.into(), own.clone()));
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    made("one");
+    let unnamed = ok(&home, &["sandbox", "create", "box"]);
+    made(unnamed.trim());
+    ok(&home, &["sandbox", "fork", "one", "--name", "copy"]);
+    made("copy");
+    ok(&home, &["sandbox", "checkpoint", "one", "before"]);
+    ok(&home, &["sandbox", "create", "--checkpoint", "before", "--name", "again"]);
+    made("again");
+    pause_until_hibernated(&home, "one");
+    made("one");
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    made("one");
+    // A copy of a server whose program was frozen, and an instance that serves requests.
+    ok(&home, &["sandbox", "create", "server", "--name", "copy-of-server"]);
+    made("copy-of-server");
+    ok(&home, &["sandbox", "create", "single", "--name", "single-one"]);
+    let read = ["sandbox", "cp", "single-one:/proc/sys/kernel/hostname", "-"];
+    assert_eq!(ok(&home, &read), "single-one\n");
+    let answer = ok(&home, &["invoke", "server", "/pid"]);
+    assert!(answer.contains("\"hostname\": \"server\""), "{answer}");
+}
+
+#[test]
+fn the_ports_of_a_sandbox_are_listed() {
+    let home = home("exec-ports");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let list = || ok(&home, &["sandbox", "port", "one"]);
+    assert_eq!(list(), "PORT  ADDRESS\n");
+    ok(&home, &["exec", "-d", "one", "--", "python3", "-c", LISTENER]);
+    wait_until("both listen", || list() == "PORT  ADDRESS\n7000  127.0.0.1\n7001  ::1\n");
+    let json: serde_json::Value =
+        serde_json::from_str(&ok(&home, &["sandbox", "port", "one", "--json"])).expect("JSON");
+    assert_eq!(json[1], serde_json::json!({"port": 7001, "address": "::1"}));
+    for wrong in [&["--stdio"][..], &["--listen", "8200"], &["7000", "--json"]] {
+        let refused = call(&home, &[&["sandbox", "port", "one"], wrong].concat());
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+    }
+    let none = call(&home, &["sandbox", "port", "none"]);
+    assert!(none.stderr.contains("no sandbox is named `none`"), "{none:?}");
+}
+
 #[test]
 fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     let home = home("exec-sandbox");
@@ -161,6 +219,15 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     wait_until("it has given up its memory", || {
         ok(&home, &["sandbox", "list"]).contains("hibernated")
     });
+    // Standard output and input in the place of a file here.
+    assert_eq!(ok(&home, &["sandbox", "cp", "one:/tmp/up/link", "-"]), "content");
+    let mut cp = thaw();
+    cp.args(["sandbox", "cp", "-", "one:/tmp/input"]).env("THAW_HOME", &home).current_dir(&work);
+    run_with_input(&mut cp, long.as_bytes()).success();
+    assert!(ok(&home, &["sandbox", "cp", "one:/tmp/input", "-"]) == long);
+    assert!(!work.join("-").exists());
+    let refused = call(&home, &["sandbox", "cp", "one:/tmp/up", "-"]);
+    assert!(refused.stderr.contains("only files go to standard output"), "{refused:?}");
     let down = work.join("down");
     ok(&home, &["sandbox", "cp", "one:/tmp/up", down.to_str().unwrap()]);
     assert_eq!(fs::read_to_string(down.join("below/file")).unwrap(), "content");

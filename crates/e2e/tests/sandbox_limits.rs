@@ -95,6 +95,10 @@ fn in_force(pid: u64) -> (u64, u64) {
     )
 }
 
+fn processors() -> usize {
+    std::thread::available_parallelism().expect("a number").get()
+}
+
 fn has_groups() -> bool {
     let has = has_controller("memory") && has_controller("cpu");
     if !has {
@@ -113,9 +117,13 @@ fn the_limits_of_a_sandbox_change_while_it_runs() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     ok(&home, &["sandbox", "create", "box", "--name", "one"]);
     assert_eq!(limits(&home, &["one"]), (128, 1));
-    assert_eq!(
-        ok(&home, &["sandbox", "limits", "one"]),
-        "memory 128MiB, up to 512MiB\ncpus 1, up to 2\n"
+    let said = ok(&home, &["sandbox", "limits", "one"]);
+    let has = said.strip_prefix("memory 128MiB, up to 512MiB; it has ");
+    assert!(
+        has.is_some_and(
+            |rest| rest.ends_with(&format!("\ncpus 1, up to {}\n", 2.min(processors())))
+        ),
+        "{said}"
     );
     let pid = pid(&daemon, &home, "one");
     assert_eq!(in_force(pid), (128, 1));
@@ -151,6 +159,17 @@ fn the_limits_of_a_sandbox_change_while_it_runs() {
     );
     let refused = refusal(&home, &["two", "--memory", "48MiB"]);
     assert!(refused.contains("and was to have 48MiB"), "{refused}");
+    // Both say how much it has.
+    for verb in ["show", "limits"] {
+        let said = ok(&home, &["sandbox", verb, "two", "--json"]);
+        let said: Value = serde_json::from_str(&said).expect("JSON");
+        let has = match verb {
+            "show" => &said["usage"]["memory_bytes"],
+            _ => &said["memory_used_bytes"],
+        };
+        let mib = has.as_u64().expect("it is counted") / MIB;
+        assert!((64..128).contains(&mib), "{verb}: {said}");
+    }
     assert_eq!((limits(&home, &["two"]), in_force(pid)), ((384, 2), (384, 2)));
     assert_eq!(limits(&home, &["two", "--memory", "160MiB", "--cpus", "1"]), (160, 1));
     assert_eq!((in_force(pid), seen(&home, "two")), ((160, 1), (160, 1)));

@@ -169,7 +169,7 @@ fn a_sandbox_with_volumes_goes_on_when_its_daemon_is_killed() {
         }
     }
     let in_use = refusal(&home, &["volume", "remove", "data"]);
-    assert!(in_use.contains("in use"), "{in_use}");
+    assert!(in_use.contains("in use by sandboxes `a`, `b`"), "{in_use}");
     assert_eq!(shell(&home, "b", "echo more >> /data/file; cat /data/file"), "kept\nmore\n");
     ["a", "b"].iter().for_each(|name| drop(ok(&home, &["sandbox", "kill", name])));
     wait_until("nobody has the volume", || {
@@ -186,7 +186,7 @@ fn a_sandbox_that_sleeps_has_its_volumes_in_the_next_daemon() {
     shell(&home, "a", "echo before > /data/file; echo memory > /tmp/file");
     assert_eq!(daemon.stop(), Some(0));
     let daemon = Daemon::start(&home, &DaemonOptions::default());
-    assert!(refusal(&home, &["volume", "remove", "data"]).contains("in use"));
+    assert!(refusal(&home, &["volume", "remove", "data"]).contains("in use by sandbox `a`"));
     assert_eq!(shell(&home, "a", "cat /data/file /tmp/file"), "before\nmemory\n");
     assert_eq!(shown(&home, "a")["volumes"][0]["path"], "/data");
     assert_eq!(daemon.stop(), Some(0));

@@ -25,6 +25,11 @@ impl Reference {
         self.0.registry()
     }
 
+    /// Whether it means content by its digest, so that nothing else may have its name.
+    pub fn has_digest(&self) -> bool {
+        self.0.digest().is_some()
+    }
+
     /// The registry with the repository, without tag and digest.
     pub fn repository(&self) -> String {
         format!("{}/{}", self.0.registry(), self.0.repository())

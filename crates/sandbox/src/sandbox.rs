@@ -629,6 +629,15 @@ impl Sandbox {
         self.process.limits.group().cpu_time()
     }
 
+    /// Bytes of memory that the sandbox has now, files in it included, and that count in its limit;
+    /// `None` where no control group counts them.
+    ///
+    /// # Errors
+    /// The control group cannot be read.
+    pub fn memory_held(&self) -> io::Result<Option<u64>> {
+        self.process.limits.group().memory_held()
+    }
+
     /// Has `meter` count what the sandbox uses, from its beginning. The first meter
     /// stays. Takes no host call.
     pub fn count_by(&self, meter: &Arc<Meter>) {

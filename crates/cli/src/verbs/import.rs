@@ -1,7 +1,7 @@
 //! `thaw import`: a directory or a container image becomes a stored root file system.
 
 use super::download::{self, ProgressLine, SizeArguments};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
 use serde_json::json;
@@ -21,12 +21,13 @@ use thaw_store::{Name, Store};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw import ./alpine alpine && thaw run alpine -- /bin/sh\n  \
-    docker save -o app.tar app:1 && thaw import app.tar app && thaw run app")]
+    docker save -o app.tar app:1 && thaw import app.tar app:1 && thaw run app:1")]
 pub struct Arguments {
     /// The directory or archive.
     #[arg(value_name = "PATH")]
     path: PathBuf,
-    /// The name.
+    /// The name. An image may have one as in a registry (debian:12), by which all commands find it
+    /// then as if it had been pulled.
     name: String,
     /// Which image, if there are several: its tag.
     #[arg(long)]
@@ -49,9 +50,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
 fn image(arguments: &Arguments, store: &Store) -> Outcome {
     let Arguments { path, name, tag, size, json } = arguments;
     let mut line = ProgressLine::new();
-    let name = Name::new(name)?;
     let show = &mut |progress| line.show(&progress);
-    let imported = container::import(store, path, tag.as_deref(), &name, size.limits(), show);
+    let imported = container::import(store, path, tag.as_deref(), name, size.limits(), show);
     line.finish();
     let (image, report) = imported?;
     download::report(&image, &report, *json)?;
@@ -59,6 +59,14 @@ fn image(arguments: &Arguments, store: &Store) -> Outcome {
 }
 
 fn directory(arguments: &Arguments, store: &Store) -> Outcome {
+    if let (Err(_), Some((name, tag))) =
+        (Name::new(&arguments.name), arguments.name.rsplit_once(':'))
+    {
+        return Err(Failure::failed(format!(
+            "a directory is stored under a name without a tag, which only container images have; \
+             name it `{name}-{tag}`"
+        )));
+    }
     let (index, report) = rootfs::import(store, &arguments.path, &arguments.name, &mut |_| {})?;
     if arguments.json {
         output::print_json(&json!({

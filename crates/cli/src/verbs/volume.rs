@@ -9,10 +9,12 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 use thaw_daemon::admin::SnapshotMade;
 use thaw_home::config::{ByteSize, DomainName, FunctionName};
+use thaw_home::function::BuiltFunction;
 use thaw_home::home::Home;
 use thaw_home::volumes::{VolumeError, VolumeInfo, VolumeStore};
+use thaw_node::sandboxes::SandboxInfo;
 use thaw_sandbox::Copied;
-use thaw_store::Name;
+use thaw_store::{Name, Store};
 
 /// Make, list and remove volumes: directories whose files outlive the copies of functions.
 ///
@@ -101,7 +103,8 @@ enum Action {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let volumes = VolumeStore::of(Home::from_environment()?);
+    let home = Home::from_environment()?;
+    let volumes = VolumeStore::of(home.clone());
     match &arguments.action {
         Action::Create { name, size, functions, domain, host } => {
             let domain = domain.as_ref();
@@ -136,10 +139,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
             output::print(&format!("{label}: {}\n", described(copied)))?;
         }
         Action::Restore { name, label } => {
-            let copied = volumes.restore(name, label).map_err(Failure::failed)?;
+            let restored = volumes.restore(name, label);
+            let copied = restored.map_err(|error| naming_users(&home, name, error))?;
             output::print(&format!("{name} is as {label} was: {}\n", described(copied)))?;
         }
-        Action::Remove { name } => volumes.remove(name).map_err(Failure::failed)?,
+        Action::Remove { name } => {
+            volumes.remove(name).map_err(|error| naming_users(&home, name, error))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -150,6 +156,68 @@ fn note_unknown_function(function: &FunctionName) -> Result<(), Failure> {
         eprintln!("thaw: note: there is no function {function} yet");
     }
     Ok(())
+}
+
+/// Why nothing was done with a volume, with the names of those who use it if that is why.
+fn naming_users(home: &Home, name: &Name, error: VolumeError) -> Failure {
+    let users = match &error {
+        VolumeError::InUse(_) => {
+            in_use_by(name, &sandboxes_with(home, name), &functions_with(home, name))
+        }
+        _ => None,
+    };
+    users.map_or_else(|| Failure::failed(error), Failure::failed)
+}
+
+/// The sandboxes of the daemon of a home that have a volume; none where no daemon answers.
+fn sandboxes_with(home: &Home, name: &Name) -> Vec<String> {
+    let listed = Daemon::running(home).map(|daemon| daemon.get::<Vec<SandboxInfo>>("/sandboxes"));
+    let has = |one: &SandboxInfo| one.volumes.iter().any(|volume| volume.name == name.as_str());
+    let all = listed.and_then(Result::ok).unwrap_or_default();
+    all.into_iter().filter(has).map(|one| one.name).collect()
+}
+
+/// The functions whose active version names a volume in its thaw.toml.
+fn functions_with(home: &Home, name: &Name) -> Vec<String> {
+    let Ok(store) = Store::open(&home.store()) else { return Vec::new() };
+    let Ok(listed) = store.list_functions() else { return Vec::new() };
+    let names = listed.records.into_iter().map(|record| record.name.to_string());
+    let has = |function: &String| {
+        let built = BuiltFunction::read(&store, function).ok();
+        let mut volumes = built.into_iter().flat_map(|built| built.function.config.volumes);
+        volumes.any(|volume| volume.name == *name)
+    };
+    names.filter(has).collect()
+}
+
+/// Who uses a volume, and how to have that end, as a sentence; none: nobody is known.
+fn in_use_by(name: &Name, sandboxes: &[String], functions: &[String]) -> Option<String> {
+    let in_use = format!("volume `{name}` is in use by");
+    let (boxes, named) =
+        (listed("sandbox", "sandboxes", sandboxes), listed("function", "functions", functions));
+    Some(match (boxes, named) {
+        (None, None) => return None,
+        (Some(boxes), None) => {
+            format!("{in_use} {boxes}; `thaw sandbox kill` ends it, after which you can try again")
+        }
+        (None, Some(named)) => format!(
+            "{in_use} {named}; remove what names it in its thaw.toml, or stop the daemon, and try again"
+        ),
+        (Some(boxes), Some(named)) => format!(
+            "{in_use} {boxes} and {named}; end the one with `thaw sandbox kill`, remove the other, \
+             and try again"
+        ),
+    })
+}
+
+/// Names with the word for what they are; none if there are none.
+fn listed(one: &str, several: &str, names: &[String]) -> Option<String> {
+    let quoted: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.len() {
+        0 => None,
+        1 => Some(format!("{one} {}", quoted[0])),
+        _ => Some(format!("{several} {}", quoted.join(", "))),
+    }
 }
 
 /// Makes a snapshot; of a volume that the daemon uses, it does that itself.
@@ -261,5 +329,18 @@ mod tests {
         let shown = shown(&unused);
         let begin = "data: 3.0MiB of 1.0GiB, not in use\nunusable: its size is unknown\nno function may use it\n";
         assert!(shown.starts_with(begin), "{shown}");
+    }
+
+    #[test]
+    fn those_who_use_a_volume_are_named() {
+        let name = Name::new("data").unwrap();
+        let names = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let said = |sandboxes, functions| in_use_by(&name, &names(sandboxes), &names(functions));
+        assert_eq!(said("", ""), None);
+        assert!(said("box", "").unwrap().starts_with("volume `data` is in use by sandbox `box`; "));
+        assert!(said("a b", "").unwrap().contains("in use by sandboxes `a`, `b`; "));
+        assert!(said("", "web").unwrap().contains("in use by function `web`; "));
+        let both = said("box", "web shop").unwrap();
+        assert!(both.contains("by sandbox `box` and functions `web`, `shop`; "), "{both}");
     }
 }

@@ -80,7 +80,7 @@ macro_rules! session {
     };
 }
 
-fn answer<T: serde::Serialize>(outcome: Result<T, FileProblem>) -> Response {
+pub(super) fn answer<T: serde::Serialize>(outcome: Result<T, FileProblem>) -> Response {
     match outcome {
         Ok(value) => Json(value).into_response(),
         Err(error) => refusal(&error),

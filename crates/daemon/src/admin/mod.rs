@@ -33,6 +33,7 @@
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
 //! | `GET`, `PUT /sandboxes/NAME/limits` | [`LimitsInfo`](thaw_node::sandboxes::LimitsInfo): what it may use, which changes while it runs |
 //! | `GET`, `PUT /sandboxes/NAME/egress` | [`EgressInfo`](thaw_node::sandboxes::EgressInfo): where it may connect to, and what it has reached |
+//! | `GET /sandboxes/NAME/ports` | [`Listener`](thaw_node::sandboxes::Listener) of each port on which something in it listens |
 //! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
 //! | `GET /pulls`, `POST /pulls` | [`PullInfo`](thaw_node::pulls::PullInfo) of each; [`NewPull`](thaw_node::pulls::NewPull) begins one |
 //! | `GET`, `DELETE /pulls/ID` | one of them; it ends |

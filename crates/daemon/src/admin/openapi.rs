@@ -18,8 +18,8 @@ use thaw_node::sandboxes::files::FileInfo;
 use thaw_node::sandboxes::tree::TREE_TYPE;
 use thaw_node::sandboxes::untree::TreeReport;
 use thaw_node::sandboxes::{
-    EgressInfo, ExecInfo, ExecRequest, LimitsChange, LimitsInfo, NewSandbox, SandboxEgress,
-    SandboxInfo, SandboxInject,
+    EgressInfo, ExecInfo, ExecRequest, LimitsChange, LimitsInfo, Listener, NewSandbox,
+    SandboxEgress, SandboxInfo, SandboxInject,
 };
 use thaw_node::service::{CheckpointTaken, Forked, InstanceInfo, Restored};
 use thaw_node::tenants::TenantReport;
@@ -134,6 +134,7 @@ const OPERATIONS: &[Operation] = &[
     operation("get", "/sandboxes/{name}/egress", "Where it may connect to, and what it has reached", &[], Nothing, Json(of::<EgressInfo>)),
     operation("put", "/sandboxes/{name}/egress", "Replaces the rules by which it connects", &[], Json(of::<SandboxEgress>), Json(of::<EgressInfo>)),
     operation("put", "/sandboxes/{name}/inject", "Replaces the headers that are added to its requests besides its function's", &[], Json(of::<SandboxInject>), Json(of::<EgressInfo>)),
+    operation("get", "/sandboxes/{name}/ports", "The ports on which something in it listens", &[], Nothing, Json(of::<Vec<Listener>>)),
     operation("post", "/sandboxes/{name}/ports/{port}", "The bytes of a port on which something in it listens, on the upgraded connection", &[], Nothing, Upgrade(of::<()>)),
     operation("post", "/sandboxes/{name}/timeout", "Changes when its time has come", &["seconds"], Nothing, Json(of::<SandboxInfo>)),
     operation("get", "/checkpoints", "Checkpoints in the store", &[], Nothing, Json(of::<Vec<CheckpointInfo>>)),

@@ -2,6 +2,7 @@
 
 use super::Admin;
 use super::extract::{JsonBody, Path, Query};
+use super::files;
 use super::routes::problem;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -11,6 +12,7 @@ use axum::{Json, Router};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use thaw_node::catalog::LoadError;
+use thaw_node::sandboxes::listeners::listeners;
 use thaw_node::sandboxes::ports::{PORT_PROTOCOL, PortProblem};
 use thaw_node::sandboxes::registry::SandboxProblem;
 use thaw_node::sandboxes::{
@@ -32,6 +34,7 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/sandboxes/{name}/limits", get(limits).put(set_limits))
         .route("/sandboxes/{name}/egress", get(egress).put(set_egress))
         .route("/sandboxes/{name}/inject", put(set_inject))
+        .route("/sandboxes/{name}/ports", get(ports))
         .route("/sandboxes/{name}/ports/{port}", post(connect_port))
 }
 
@@ -138,7 +141,7 @@ fn limits_answer(outcome: Result<LimitsInfo, SandboxProblem>) -> Response {
 }
 
 async fn limits(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
-    limits_answer(admin.sandboxes.limits(&name))
+    limits_answer(admin.sandboxes.limits(&name).await)
 }
 
 async fn set_limits(
@@ -183,6 +186,18 @@ async fn fork(
 
 /// Connects to a port on which something in the sandbox listens. With `Connection: Upgrade` and
 /// `Upgrade: thaw-port` the connection carries the port's bytes from then on.
+/// It wakes for that.
+async fn ports(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
+    let info = match admin.sandboxes.find(&name) {
+        Ok(info) => info,
+        Err(error) => return refusal(&error),
+    };
+    match files::session(&admin, info.instance, "").await {
+        Ok(mut session) => files::answer(listeners(&mut session).await),
+        Err(refused) => *refused,
+    }
+}
+
 async fn connect_port(
     State(admin): State<Admin>,
     Path((name, port)): Path<(String, u16)>,

@@ -287,7 +287,7 @@ async fn snapshots_are_their_owners_and_have_a_bound() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_runs_has_one_sample_of_what_it_uses() {
+async fn metrics_are_of_the_past_and_of_now() {
     let place = Place::new();
     let made = place.make(base()).await;
     let line = format!("GET /sandboxes/{}/metrics", made.id);
@@ -296,7 +296,28 @@ async fn a_sandbox_that_runs_has_one_sample_of_what_it_uses() {
     assert_eq!((&samples[0]["memUsed"], &samples[0]["cpuCount"]), (&json!(1 << 20), &json!(2)));
     let none = place.control("secret", &format!("{line}?end=1"), Value::Null).await.1;
     assert_eq!(none, json!([]));
+    let (status, ..) = place.control("secret", &format!("{line}?start=5&end=4"), Value::Null).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
     assert_eq!(place.control("other", &line, Value::Null).await.0, StatusCode::NOT_FOUND);
+    for _ in 0..3 {
+        place.api.sample_after("").await;
+    }
+    let memory = |samples: &Value| {
+        let all = samples.as_array().unwrap().iter();
+        all.map(|one| one["memUsed"].as_u64().unwrap() >> 20).collect::<Vec<_>>()
+    };
+    let samples = place.control("secret", &line, Value::Null).await.1;
+    assert_eq!(memory(&samples), [2, 2, 1], "the first look only begins to count");
+    let second = samples[0]["timestampUnix"].as_u64().unwrap();
+    let before = format!("{line}?end={}", second - 1);
+    assert_eq!(place.control("secret", &before, Value::Null).await.1, json!([]));
+    let since = format!("{line}?start={second}");
+    assert_eq!(memory(&place.control("secret", &since, Value::Null).await.1), [2, 2, 1]);
+    // One that is paused is not looked at, and has its past.
     place.fake.pause(&made.id).await.unwrap();
-    assert_eq!(place.control("secret", &line, Value::Null).await.1, json!([]));
+    place.api.sample_after("").await;
+    assert_eq!(memory(&place.control("secret", &line, Value::Null).await.1), [2, 2]);
+    place.control("secret", &format!("DELETE /sandboxes/{}", made.id), Value::Null).await;
+    place.api.sample_after("").await;
+    assert!(place.api.samples.between(&made.id, 0, u64::MAX).is_empty());
 }

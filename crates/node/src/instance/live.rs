@@ -24,6 +24,24 @@ use thaw_sandbox::{
 };
 use thaw_store::{ImageId, IndexId, Name};
 
+/// Memory of an instance that counts in its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryHeld {
+    /// Bytes that it has, files in it included; none where nobody counts them.
+    pub bytes: Option<u64>,
+    /// Bytes that are in a swap file and come back.
+    pub swapped: u64,
+}
+
+/// What an instance uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InstanceUse {
+    /// CPU time of all its processes; none where nobody counts it.
+    pub cpu_time: Option<std::time::Duration>,
+    /// Its memory.
+    pub memory: MemoryHeld,
+}
+
 /// A live instance. Dropping it ends it.
 pub trait Instance: Send {
     /// Process id on the host.
@@ -113,6 +131,11 @@ pub trait Instance: Send {
     /// CPU time that all processes of it have used; none where nobody counts it.
     fn cpu_time(&self) -> Option<std::time::Duration> {
         None
+    }
+
+    /// Its memory that counts in its limit.
+    fn memory_held(&self) -> MemoryHeld {
+        MemoryHeld::default()
     }
 
     /// Called when the instance has served its first connection and still

@@ -6,7 +6,7 @@ use super::hibernation::{Hibernation, HibernationTerms, Outcome};
 use super::launch::{Client, Launcher};
 use super::live::{
     Checkpoint, Checkpointed, Connector, Finish, FrozenInstance, HibernatedInstance, Instance,
-    Origin, Reading, ReadingStep, Report,
+    MemoryHeld, Origin, Reading, ReadingStep, Report,
 };
 use super::recording::Shows;
 use super::sandboxed::ImageBoots;
@@ -586,6 +586,11 @@ impl Instance for SandboxInstance {
 
     fn cpu_time(&self) -> Option<Duration> {
         self.sandbox().cpu_time().ok().flatten()
+    }
+
+    fn memory_held(&self) -> MemoryHeld {
+        let swapped = self.hibernation.bytes_elsewhere();
+        MemoryHeld { bytes: self.sandbox().memory_held().ok().flatten(), swapped }
     }
 
     fn memory_reader(&self) -> io::Result<MemoryReader> {

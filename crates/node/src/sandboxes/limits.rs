@@ -5,6 +5,7 @@
 //! instances over: one that uses more than its function's would be ended by the function's limit.
 
 use super::own_file::{OwnFile, Subject};
+use crate::instance::MemoryHeld;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ const ABOUT: Subject = Subject {
     of_all: "what sandboxes may use",
     of_one: "what the sandbox may use",
 };
+const MIB: u64 = 1 << 20;
 /// Least memory of a sandbox, as in thaw.toml.
 const MEMORY_MIN: ByteSize = ByteSize::mebibytes(8);
 
@@ -44,10 +46,17 @@ pub struct LimitsInfo {
     pub memory_bytes: u64,
     /// Processors that it may use.
     pub cpus: u32,
-    /// Most bytes that its function allows.
+    /// Most bytes that it may be given: its function allows them, and the node has them.
     pub memory_most_bytes: u64,
-    /// Most processors that its function allows.
+    /// Most processors that it may be given.
     pub cpus_most: u32,
+    /// Bytes of memory that it has now, files included; none of one that sleeps, and where the host
+    /// counts none.
+    #[serde(default)]
+    pub memory_used_bytes: Option<u64>,
+    /// Bytes of its memory that are in a swap file, as long as it is hibernated.
+    #[serde(default)]
+    pub swapped_bytes: u64,
 }
 
 /// Why limits are as they were.
@@ -180,10 +189,24 @@ fn most(function: &Limits) -> (u64, u32) {
 }
 
 impl LimitsInfo {
-    /// Of a sandbox that has `now`, of a function with these limits.
-    pub(crate) fn new(now: ResourceLimits, function: &Limits) -> Self {
-        let (memory_most_bytes, cpus_most) = most(function);
-        Self { memory_bytes: now.memory, cpus: now.cpus, memory_most_bytes, cpus_most }
+    /// Of a sandbox that may use `now` and has `held`, of a function with these limits, on a host with
+    /// so much memory, of which whole MiB count, and so many processors.
+    pub(crate) fn new(
+        now: ResourceLimits,
+        held: MemoryHeld,
+        function: &Limits,
+        (memory, cpus): (u64, u32),
+    ) -> Self {
+        let (memory_most, cpus_most) = most(function);
+        Self {
+            memory_bytes: now.memory,
+            cpus: now.cpus,
+            // One that has more keeps it.
+            memory_most_bytes: memory_most.min(memory - memory % MIB).max(now.memory),
+            cpus_most: cpus_most.min(cpus).max(now.cpus),
+            memory_used_bytes: held.bytes,
+            swapped_bytes: held.swapped,
+        }
     }
 }
 
@@ -272,8 +295,6 @@ impl LimitsTable {
 mod tests {
     use super::*;
 
-    const MIB: u64 = 1 << 20;
-
     fn function(memory_max: Option<u64>, cpu_max: Option<u32>) -> Limits {
         Limits {
             memory_max: memory_max.map(ByteSize::mebibytes),
@@ -303,8 +324,20 @@ mod tests {
         // The function was built anew with less: what there is may stay, and be lowered.
         assert_eq!(change(None, Some(3)).of(raised, &narrow).unwrap().memory, 1024 * MIB);
         assert!(change(Some(1025), None).of(raised, &narrow).is_err());
-        let info = LimitsInfo::new(now, &wide);
-        assert_eq!((info.memory_most_bytes, info.cpus_most), (1024 * MIB, 4));
+    }
+
+    #[test]
+    fn what_a_sandbox_may_be_given_is_no_more_than_the_host_has() {
+        let (now, held) = (Limits::default().of_an_instance(), MemoryHeld::default());
+        let most = |now, host| {
+            let info = LimitsInfo::new(now, held, &function(Some(1024), Some(4)), host);
+            (info.memory_most_bytes / MIB, info.cpus_most)
+        };
+        assert_eq!(most(now, (4096 * MIB, 8)), (1024, 4));
+        assert_eq!(most(now, (512 * MIB, 2)), (512, 2));
+        // What it has already stays.
+        let large = ResourceLimits { memory: 768 * MIB, cpus: 3, ..now };
+        assert_eq!(most(large, (512 * MIB, 2)), (768, 3));
     }
 
     #[test]

@@ -7,7 +7,9 @@
 pub mod egress;
 pub mod exec;
 pub mod files;
+pub(crate) mod host_name;
 pub mod limits;
+pub mod listeners;
 mod output;
 mod own_file;
 pub mod pace;
@@ -21,6 +23,7 @@ pub mod volumes;
 pub use egress::{EgressInfo, EgressWish, SandboxEgress, SandboxInject};
 pub use exec::{ExecInfo, ExecNote, ExecRequest, ExecState, Execs};
 pub use limits::{LimitsChange, LimitsInfo};
+pub use listeners::Listener;
 pub use output::{Next, READERS_MAX, Reader, Stream};
 pub use registry::{
     ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes, Started, functions_of_sandboxes,

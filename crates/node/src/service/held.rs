@@ -5,9 +5,10 @@ use super::copies::Stays;
 use super::memory::{HIBERNATE_PATIENCE, MEMORY_PATIENCE};
 use super::room::Claimed;
 use super::{InstanceState, Service, Slot, Slots};
-use crate::instance::{Command, ConnectionTable, Launched, Launcher};
+use crate::instance::{Command, ConnectionTable, InstanceUse, Launched, Launcher};
 use crate::sandboxes::exec::{Attached, Exec, ExecProblem, ExecRequest, Execs};
 use crate::sandboxes::files::FileSession;
+use crate::sandboxes::host_name;
 use crate::sandboxes::limits::{Unchanged, check_host, of_host};
 use crate::sandboxes::ports::{PortProblem, PortStream};
 use crate::sandboxes::volumes::WantedVolumes;
@@ -24,6 +25,10 @@ use tokio::time::{Instant, sleep, timeout};
 const LIMITS_PATIENCE: Duration = Duration::from_secs(15);
 /// How long an instance may take from the moment at which nobody may begin anything in it to its sleep.
 const SHUT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a sandbox may take to get its host name.
+const NAME_PATIENCE: Duration = Duration::from_secs(5);
+/// Whose rights count for that.
+const SUPERUSER: &str = "0";
 /// How long until it is looked at again.
 const SHUT_AGAIN: Duration = Duration::from_millis(1);
 /// How long until it is tried again.
@@ -162,10 +167,10 @@ impl Service {
         slots.get(&id).map(|slot| slot.state).or_else(asleep)
     }
 
-    /// CPU time that an instance has used; none: it does not run, or nobody counts.
-    pub async fn cpu_time(&self, id: u64) -> Option<Duration> {
+    /// What an instance uses; none: it has no process. Wakes nobody.
+    pub async fn use_of(&self, id: u64) -> Option<InstanceUse> {
         let (reply, used) = oneshot::channel();
-        self.table_of_live(id).ok()?.tell(Command::CpuTime(reply));
+        self.table_of_live(id).ok()?.tell(Command::Use(reply));
         timeout(MEMORY_PATIENCE, used).await.ok()?.ok()
     }
 
@@ -363,6 +368,20 @@ impl Service {
         let session = FileSession::open(&*table.connector(), user, place)?;
         table.watch();
         Ok(session)
+    }
+
+    /// Gives an instance a host name of its own. Without it, it goes on with its function's.
+    pub(crate) async fn name_host(self: &Arc<Self>, id: u64, name: &str) {
+        let naming = async {
+            let mut session = self.files(id, SUPERUSER).await?;
+            host_name::set(&mut session, name).await.map_err(|problem| problem.to_string())
+        };
+        let named = timeout(NAME_PATIENCE, naming).await;
+        let late = || Err(format!("no answer within {} s", NAME_PATIENCE.as_secs()));
+        if let Err(why) = named.unwrap_or_else(|_| late()) {
+            let why = thaw_sandbox::escape(why.as_bytes());
+            tracing::warn!("sandbox `{name}` has the host name of its function: {why}");
+        }
     }
 
     /// Connects to a port on which something in an instance listens.

@@ -474,7 +474,7 @@ impl Group {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(super) fn memory_held(&self) -> io::Result<Option<u64>> {
+    pub fn memory_held(&self) -> io::Result<Option<u64>> {
         let Some((directory, version)) = self.place_of(Controller::Memory) else { return Ok(None) };
         let in_use = memory_in_use(&directory, version)?;
         let stat = fs::read_to_string(directory.join("memory.stat"))?;

@@ -8,7 +8,7 @@ use crate::output;
 use crate::verbs::exec::instance_of;
 use clap::Args;
 use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,15 +21,18 @@ use thaw_sandbox::escape;
 /// Directories are copied with all that is in them, as one stream: files, directories and symbolic
 /// links, with their permissions and times. A directory from a sandbox goes where nothing is yet.
 /// Paths of a sandbox are `NAME:PATH`; its own kernel resolves them, with the rights of `--user`.
+/// `-` is standard output or input, for one file; a file here that has this name is `./-`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw sandbox cp ./src box:/work\n  \
     thaw sandbox cp box:/var/log/app.log .\n  \
+    thaw sandbox cp box:/etc/os-release - | grep VERSION\n  \
+    date | thaw sandbox cp - box:/tmp/date\n  \
     thaw sandbox cp --user app file box:file")]
 pub struct Arguments {
-    /// What: a path here, or NAME:PATH.
+    /// What: a path here, - for standard input, or NAME:PATH.
     from: String,
-    /// Where to: NAME:PATH, or a path here.
+    /// Where to: NAME:PATH, a path here, or - for standard output.
     to: String,
     /// Whose rights count in the sandbox.
     #[arg(short, long, value_name = "USER", default_value = "")]
@@ -41,6 +44,8 @@ pub struct Arguments {
     daemon: DaemonArguments,
 }
 
+/// Standard input or output in the place of a path here.
+const STANDARD: &str = "-";
 /// Bytes of a file that are written at a time.
 const PIECE: usize = 256 << 10;
 
@@ -58,12 +63,20 @@ pub fn run(arguments: &Arguments) -> Outcome {
     match (from, to) {
         (None, Some((name, path))) => {
             let files = Files { instance: instance_of(&daemon, name)?, daemon, user };
+            if arguments.from == STANDARD {
+                files.write_input(path)?;
+                return Ok(ExitCode::SUCCESS);
+            }
             let from = Path::new(&arguments.from);
             let target = files.target(path, from)?;
             files.upload(from, &target)?;
         }
         (Some((name, path)), None) => {
             let files = Files { instance: instance_of(&daemon, name)?, daemon, user };
+            if arguments.to == STANDARD {
+                files.print(path)?;
+                return Ok(ExitCode::SUCCESS);
+            }
             let mut to = PathBuf::from(&arguments.to);
             let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
             if to.is_dir() && !["", ".", ".."].contains(&last) {
@@ -127,6 +140,28 @@ impl Files {
         let file = File::open(from).map_err(told)?;
         let path = self.url("", to, &format!("{more}&mtime={}", found.mtime()));
         self.daemon.put_file::<FileInfo>(&path, file).map(drop)
+    }
+
+    /// Writes standard input to a file.
+    fn write_input(&self, to: &str) -> Result<(), Failure> {
+        let mut input = io::stdin().lock();
+        self.daemon.put_stream::<FileInfo>(&self.url("", to, ""), &mut input).map(drop)
+    }
+
+    /// Writes a file to standard output.
+    fn print(&self, from: &str) -> Result<(), Failure> {
+        let info: FileInfo = self.daemon.get(&self.url("/stat", from, ""))?;
+        if info.kind != FileKind::File {
+            let shown = escape(from.as_bytes());
+            return Err(Failure::failed(format!(
+                "{shown} is no file, and only files go to standard output; name a path to copy it to"
+            )));
+        }
+        let mut answer = self.daemon.stream(&self.url("", from, ""))?;
+        let mut output = BufWriter::with_capacity(PIECE, io::stdout().lock());
+        io::copy(&mut answer.body_mut().as_reader(), &mut output)?;
+        output.flush()?;
+        Ok(())
     }
 
     fn download(&self, from: &str, to: &Path) -> Result<(), Failure> {

@@ -1,6 +1,7 @@
 //! `thaw sandbox limits`.
 
 use super::path;
+use super::table::swapped;
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
 use crate::output;
@@ -56,7 +57,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
 fn summary(info: &LimitsInfo) -> String {
     let memory = ByteSize(info.memory_bytes);
     let most = ByteSize(info.memory_most_bytes);
-    format!("memory {memory}, up to {most}\ncpus {}, up to {}\n", info.cpus, info.cpus_most)
+    let has = |bytes| format!("; it has {}{}", output::size(bytes), swapped(info.swapped_bytes));
+    let used = info.memory_used_bytes.map(has).unwrap_or_default();
+    format!("memory {memory}, up to {most}{used}\ncpus {}, up to {}\n", info.cpus, info.cpus_most)
 }
 
 #[cfg(test)]
@@ -70,7 +73,14 @@ mod tests {
             cpus: 1,
             memory_most_bytes: 64 << 30,
             cpus_most: 8,
+            memory_used_bytes: None,
+            swapped_bytes: 0,
         };
         assert_eq!(summary(&info), "memory 512MiB, up to 64GiB\ncpus 1, up to 8\n");
+        let info = LimitsInfo { memory_used_bytes: Some(3 << 19), ..info };
+        let first = "memory 512MiB, up to 64GiB; it has 1.5MiB";
+        assert_eq!(summary(&info), format!("{first}\ncpus 1, up to 8\n"));
+        let hibernated = LimitsInfo { swapped_bytes: 2 << 20, ..info };
+        assert!(summary(&hibernated).contains("it has 1.5MiB, and 2.0MiB in a swap file\n"));
     }
 }

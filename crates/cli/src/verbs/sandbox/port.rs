@@ -3,7 +3,7 @@
 use crate::client::{Daemon, DaemonArguments};
 use crate::exec_client::Stream;
 use crate::failure::{Failure, Outcome};
-use crate::output;
+use crate::output::{self, Table};
 use crate::verbs::address::address;
 use clap::Args;
 use std::io::{self, Read, Write, stderr, stdin, stdout};
@@ -12,44 +12,54 @@ use std::num::NonZeroU16;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
+use thaw_node::sandboxes::Listener;
 use thaw_node::sandboxes::ports::PORT_PROTOCOL;
 
 /// Bytes passed on at a time.
 const CHUNK: usize = 16 << 10;
 
-/// Reach a port on which a program in a sandbox listens.
+/// Reach a port on which a program in a sandbox listens, or list those ports.
 ///
-/// Connections to an address of this machine are passed on to the port, until this program is
+/// Without a port, the ports are listed on which something listens, with the address in the sandbox.
+/// With one, connections to an address of this machine are passed on to the port, until this program is
 /// interrupted. The program in the sandbox may listen on any of its addresses, 127.0.0.1 included.
 /// A sandbox that is paused wakes up.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
+    thaw sandbox port box\n  \
     thaw sandbox port box 8080\n  \
     thaw sandbox port box 5432 --listen 127.0.0.1:5432\n  \
     ssh -o ProxyCommand='thaw sandbox port box 22 --stdio' root@box")]
 pub struct Arguments {
     /// The sandbox, by its name or the number of its instance.
     name: String,
-    /// The port in the sandbox.
-    port: NonZeroU16,
+    /// The port in the sandbox; all are listed without.
+    port: Option<NonZeroU16>,
     /// Where to listen; a port alone is one of 127.0.0.1. The address is printed.
     #[arg(long, value_name = "[IP:]PORT", default_value = "127.0.0.1:0", value_parser = address)]
+    #[arg(requires = "port")]
     listen: SocketAddr,
     /// Pass standard input and output on, for one connection, and listen nowhere.
-    #[arg(long, conflicts_with = "listen")]
+    #[arg(long, conflicts_with = "listen", requires = "port")]
     stdio: bool,
+    /// Print the list as JSON.
+    #[arg(long, conflicts_with = "port")]
+    json: bool,
     #[command(flatten)]
     daemon: DaemonArguments,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let daemon = Arc::new(Daemon::find(&arguments.daemon)?);
-    let path = format!("/sandboxes/{}/ports/{}", output::escape(&arguments.name), arguments.port);
+    let sandbox = super::path(&arguments.name);
+    let Some(port) = arguments.port else {
+        return list(&daemon.get::<Vec<Listener>>(&format!("{sandbox}/ports"))?, arguments.json);
+    };
+    let path = format!("{sandbox}/ports/{port}");
     if arguments.stdio {
         return pass_stdio(&daemon, &path);
     }
     // A sandbox that is not there is said now, and not to the first client.
-    let sandbox = format!("/sandboxes/{}", output::escape(&arguments.name));
     let _: thaw_node::sandboxes::SandboxInfo = daemon.get(&sandbox)?;
     let listener = TcpListener::bind(arguments.listen).map_err(|error| {
         Failure::failed(format!(
@@ -59,6 +69,18 @@ pub fn run(arguments: &Arguments) -> Outcome {
     })?;
     output::print(&format!("{}\n", listener.local_addr()?))?;
     Err(pass_all(&listener, &daemon, &path).into())
+}
+
+/// Shows the ports on which something listens.
+fn list(listeners: &[Listener], json: bool) -> Outcome {
+    if json {
+        output::print_json(&listeners)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new(&["PORT", "ADDRESS"]);
+    listeners.iter().for_each(|one| table.row(vec![one.port.to_string(), one.address.to_string()]));
+    output::print(&table.text())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Passes all clients of a listener on to a port, whose path in the admin API is `path`; why it ends.

@@ -33,9 +33,18 @@ fn row(info: &SandboxInfo) -> [String; 6] {
     ]
 }
 
+/// Bytes of its memory that are in a swap file, if there are any.
+pub fn swapped(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        _ => format!(", and {} in a swap file", output::size(bytes)),
+    }
+}
+
 /// What a sandbox uses, as a line.
 fn usage(usage: &SandboxUsage) -> String {
     let memory = usage.memory_bytes.map_or_else(|| "none".to_owned(), output::size);
+    let swapped = swapped(usage.swapped_bytes);
     let cpu = usage.cpu_ms.map_or_else(
         || "CPU time is not counted".to_owned(),
         |ms| format!("{}.{:03} s of CPU time", ms / 1000, ms % 1000),
@@ -45,7 +54,7 @@ fn usage(usage: &SandboxUsage) -> String {
         1 => "1 processor".to_owned(),
         cpus => format!("up to {cpus} processors"),
     };
-    format!("\nuses: {memory} of {most} memory, {cpu} on {cpus}")
+    format!("\nuses: {memory} of {most} memory{swapped}, {cpu} on {cpus}")
 }
 
 /// What its connections have carried, as a line.

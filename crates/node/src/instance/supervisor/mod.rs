@@ -16,7 +16,7 @@ use super::connections::{ConnectionTable, Due, LetGo, Outcome};
 use super::end::{End, Overrun};
 use super::hibernation::SwapStorage;
 use super::launch::{Client, Launched};
-use super::live::{Checkpoint, Instance, Origin, Report};
+use super::live::{Checkpoint, Instance, InstanceUse, Origin, Report};
 use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
 use ending::{EndLater, Stopping};
@@ -125,8 +125,8 @@ pub(crate) enum Command {
     Retire,
     /// Say what counts its memory.
     Memory(oneshot::Sender<MemoryReader>),
-    /// Say how much CPU time it has used, if somebody counts.
-    CpuTime(oneshot::Sender<Duration>),
+    /// Say what it uses.
+    Use(oneshot::Sender<InstanceUse>),
     /// Change what it may use.
     Limits(ResourceLimits, oneshot::Sender<Result<(), Unchanged>>),
     /// Be kept for the next daemon at once, with all connections that were handed over.
@@ -398,9 +398,11 @@ impl Supervisor {
                     // Who has asked may have gone.
                     let _ = self.instance.memory_reader().map(|reader| reply.send(reader));
                 }
-                Step::Command(Some(Command::CpuTime(reply))) => {
+                Step::Command(Some(Command::Use(reply))) => {
+                    let (cpu_time, memory) =
+                        (self.instance.cpu_time(), self.instance.memory_held());
                     // Who has asked may have gone.
-                    let _ = self.instance.cpu_time().map(|used| reply.send(used));
+                    let _ = reply.send(InstanceUse { cpu_time, memory });
                 }
                 Step::Command(Some(Command::Limits(wanted, reply))) => {
                     // Who has asked may have gone.

@@ -3,18 +3,21 @@
 use super::{SandboxProblem, Sandboxes};
 use crate::inject::OwnHeaders;
 use crate::sandboxes::egress::{ClientEgress, EgressInfo, SandboxEgress, SandboxInject};
+use crate::sandboxes::limits::of_host;
 use crate::sandboxes::{LimitsChange, LimitsInfo};
 
 impl Sandboxes {
-    /// What one may use.
+    /// What one may use, and how much memory it has. Wakes nobody.
     ///
     /// # Errors
     /// There is none.
-    pub fn limits(&self, name: &str) -> Result<LimitsInfo, SandboxProblem> {
+    pub async fn limits(&self, name: &str) -> Result<LimitsInfo, SandboxProblem> {
         let info = self.find(name)?;
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
-        Ok(LimitsInfo::new(service.limits_of(info.instance), &service.config().limits))
+        let held = service.use_of(info.instance).await.unwrap_or_default().memory;
+        let (now, function) = (service.limits_of(info.instance), &service.config().limits);
+        Ok(LimitsInfo::new(now, held, function, of_host()))
     }
 
     /// Changes what one may use while it runs.
@@ -30,7 +33,7 @@ impl Sandboxes {
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         service.change_limits(info.instance, change).await.map_err(SandboxProblem::Refused)?;
-        self.limits(name)
+        self.limits(name).await
     }
 
     /// Where one may connect to, and what it has reached.

@@ -1,6 +1,7 @@
 //! Sandboxes as the API takes and shows them.
 
 use crate::inject::WrongHeaders;
+use crate::instance::InstanceState;
 use crate::sandboxes::egress::{EgressInfo, EgressWish, SandboxEgress};
 use crate::sandboxes::usage::{NetworkUsage, SandboxUsage};
 use crate::sandboxes::volumes::{SandboxVolume, WantedVolumes, configs};
@@ -131,6 +132,15 @@ pub struct SandboxInfo {
     /// The volumes that it has beside those of its function.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<SandboxVolume>,
+}
+
+impl SandboxInfo {
+    /// Whether it has its memory and was not told to rest, where somebody has looked.
+    pub fn is_awake(&self) -> bool {
+        use InstanceState::{Asleep, Hibernated, Paused};
+        let resting = [Paused, Hibernated, Asleep].map(InstanceState::name);
+        self.state.as_deref().is_some_and(|state| !resting.contains(&state))
+    }
 }
 
 /// A sandbox that was copied. Names are used again, instances are not.
