@@ -238,55 +238,6 @@ impl FileSession {
         Ok(FileInfo::new(path.as_bytes(), &answer.attributes))
     }
 
-    /// The contents of small files, of which so many bytes are read: all are asked for at once.
-    ///
-    /// # Errors
-    /// The session is of no use any more. Why one cannot be read is said in its place.
-    pub(crate) async fn contents<const N: usize>(
-        &mut self,
-        paths: [&str; N],
-        len: u64,
-    ) -> Outcome<[Outcome<Vec<u8>>; N]> {
-        for path in paths {
-            let operation = FILE_READ;
-            self.ask(FileRequest { operation, len, ..FileRequest::default() }, path, "").await?;
-        }
-        let mut all = [const { Ok(Vec::new()) }; N];
-        for (path, content) in paths.into_iter().zip(&mut all) {
-            *content = match self.content(path, len).await {
-                Err(FileProblem::Refused(errno, why)) => Err(FileProblem::Refused(errno, why)),
-                content => Ok(content?),
-            };
-        }
-        Ok(all)
-    }
-
-    /// What a file has, of which so many bytes were asked for.
-    async fn content(&mut self, path: &str, len: u64) -> Outcome<Vec<u8>> {
-        self.answer(path).await?;
-        let mut bytes = Vec::new();
-        while let Some(piece) = self.piece(path).await? {
-            bytes.extend_from_slice(&piece);
-            if bytes.len() as u64 > len {
-                return Err(broken());
-            }
-        }
-        Ok(bytes)
-    }
-
-    /// Writes small files, without waiting for one before the next.
-    pub(crate) async fn write_all(&mut self, files: &[(&str, &[u8])]) -> Outcome<()> {
-        for (path, bytes) in files {
-            self.write(path, None, None).await?;
-            self.put(bytes).await?;
-            self.send(&[0; 4]).await?;
-        }
-        for (path, _) in files {
-            self.answer(path).await?;
-        }
-        Ok(())
-    }
-
     /// The next bytes of the file that is read; `None` at its end.
     pub async fn next_piece(&mut self, path: &str) -> Outcome<Option<Vec<u8>>> {
         let len = match self.next_len.take() {

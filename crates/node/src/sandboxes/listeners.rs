@@ -30,8 +30,15 @@ pub struct Listener {
 /// See [`FileProblem`].
 pub async fn listeners(session: &mut FileSession) -> Result<Vec<Listener>, FileProblem> {
     let mut found = Vec::new();
-    for table in session.contents(TABLES, TABLE_MAX).await? {
-        found.extend(String::from_utf8_lossy(&table?).lines().filter_map(listener));
+    for path in TABLES {
+        session.read_up_to(path, TABLE_MAX).await?;
+        let mut table = Vec::new();
+        while let Some(piece) = session.next_piece(path).await? {
+            if table.len() as u64 <= TABLE_MAX {
+                table.extend_from_slice(&piece);
+            }
+        }
+        found.extend(String::from_utf8_lossy(&table).lines().filter_map(listener));
     }
     found.sort_unstable();
     // Several sockets may share one (SO_REUSEPORT).

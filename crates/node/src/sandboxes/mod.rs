@@ -7,7 +7,6 @@
 pub mod egress;
 pub mod exec;
 pub mod files;
-pub(crate) mod host_name;
 pub mod limits;
 pub mod listeners;
 mod output;

@@ -8,7 +8,6 @@ use super::{InstanceState, Service, Slot, Slots};
 use crate::instance::{Command, ConnectionTable, InstanceUse, Launched, Launcher};
 use crate::sandboxes::exec::{Attached, Exec, ExecProblem, ExecRequest, Execs};
 use crate::sandboxes::files::FileSession;
-use crate::sandboxes::host_name;
 use crate::sandboxes::limits::{Unchanged, check_host, of_host};
 use crate::sandboxes::ports::{PortProblem, PortStream};
 use crate::sandboxes::volumes::WantedVolumes;
@@ -25,10 +24,6 @@ use tokio::time::{Instant, sleep, timeout};
 const LIMITS_PATIENCE: Duration = Duration::from_secs(15);
 /// How long an instance may take from the moment at which nobody may begin anything in it to its sleep.
 const SHUT_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a sandbox may take to get its host name.
-const NAME_PATIENCE: Duration = Duration::from_secs(5);
-/// Whose rights count for that.
-const SUPERUSER: &str = "0";
 /// How long until it is looked at again.
 const SHUT_AGAIN: Duration = Duration::from_millis(1);
 /// How long until it is tried again.
@@ -368,20 +363,6 @@ impl Service {
         let session = FileSession::open(&*table.connector(), user, place)?;
         table.watch();
         Ok(session)
-    }
-
-    /// Gives an instance a host name of its own. Without it, it goes on with its function's.
-    pub(crate) async fn name_host(self: &Arc<Self>, id: u64, name: &str) {
-        let naming = async {
-            let mut session = self.files(id, SUPERUSER).await?;
-            host_name::set(&mut session, name).await.map_err(|problem| problem.to_string())
-        };
-        let named = timeout(NAME_PATIENCE, naming).await;
-        let late = || Err(format!("no answer within {} s", NAME_PATIENCE.as_secs()));
-        if let Err(why) = named.unwrap_or_else(|_| late()) {
-            let why = thaw_sandbox::escape(why.as_bytes());
-            tracing::warn!("sandbox `{name}` has the host name of its function: {why}");
-        }
     }
 
     /// Connects to a port on which something in an instance listens.

@@ -195,13 +195,12 @@ impl Sandboxes {
 
     async fn adopt(
         self: &Arc<Self>,
-        service: &Arc<Service>,
+        service: &Service,
         instance: u64,
         (new, made): (NewSandbox, BeingMade),
         forked_from: Option<ForkedFrom>,
     ) -> Result<SandboxInfo, SandboxProblem> {
         let name = if new.name.is_empty() { format!("sb-{instance}") } else { new.name };
-        service.name_host(instance, &name).await;
         let info = SandboxInfo {
             name: name.clone(),
             instance,
