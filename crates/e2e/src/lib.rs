@@ -6,6 +6,7 @@ mod browser;
 mod calls;
 mod daemon;
 mod function;
+mod groups;
 mod guest;
 mod http;
 mod lasting;
@@ -32,6 +33,7 @@ pub use daemon::{
     Daemon, DaemonOptions, call, ending_once_it_serves, ok, pause_until_hibernated, wait_until,
 };
 pub use function::{Function, Language, built_home, copy_home, home_with_box, prefetch_file};
+pub use groups::{limit_of, memory_limit_of};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Heard, Raw, Response, get, post, request, request_local};
 pub use lasting::{LASTING_KEYS, count, lasting, lasting_lines};

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, ask, begin, built_home, command, free_port, get, repository,
-    run, state_helper_at_work, thaw, wait_until,
+    Daemon, DaemonOptions, Outcome, ask, begin, built_home, command, free_port, get,
+    memory_limit_of, repository, run, state_helper_at_work, thaw, wait_until,
 };
 
 /// A store with the server as `alone`, never idle; as `two`, with a second process; or as `quiet`, idle.
@@ -593,34 +593,22 @@ fn a_twin_takes_no_memory_from_its_instance() {
     let original = begin(&daemon, "writer");
     is_consistent(&daemon, "writer", original);
     let pid = pid_of(&daemon, "writer", original);
-    let usual = memory_limit(pid);
+    let usual = memory_limit_of(pid.try_into().expect("a number"));
     for round in 0..3 {
         let (copies, said) = fork_and_tell(&daemon, original, 1);
         assert_eq!(said["twin"], true, "{said}");
         kill(&daemon, "writer", copies[0]);
-        wait_until("the limit is as before", || memory_limit(pid) == usual);
+        wait_until("the limit is as before", || {
+            memory_limit_of(pid.try_into().expect("a number")) == usual
+        });
         let taken = checkpoint(&daemon, original, &format!("memory-{round}"));
         assert_eq!(taken["twin"], true, "{taken}");
-        wait_until("the limit is as before", || memory_limit(pid) == usual);
+        wait_until("the limit is as before", || {
+            memory_limit_of(pid.try_into().expect("a number")) == usual
+        });
     }
     is_consistent(&daemon, "writer", original);
     assert_eq!(pid_of(&daemon, "writer", original), pid);
-}
-
-/// The memory limit of the control group of a process.
-#[track_caller]
-fn memory_limit(pid: i32) -> String {
-    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
-    let of = |controller: &str| {
-        let line = groups.lines().find(|line| line.split(':').nth(1) == Some(controller))?;
-        line.split(':').nth(2)
-    };
-    let file = match (of("memory"), of("")) {
-        (Some(group), _) => format!("/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"),
-        (None, Some(group)) => format!("/sys/fs/cgroup{group}/memory.max"),
-        (None, None) => panic!("it is in no group: {groups}"),
-    };
-    fs::read_to_string(file).expect("a limit")
 }
 
 #[test]

@@ -13,8 +13,8 @@ use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Process, built_home, check_has_no_rights,
     check_sees_its_home_only, children, copy_home, descendants, descriptors, ending_once_it_serves,
-    exists, free_privileged_port, get, has_controller, ids_of, kill, names_in_root, namespace, run,
-    skip, status, wait_until,
+    exists, free_privileged_port, get, has_controller, ids_of, kill, memory_limit_of,
+    names_in_root, namespace, run, skip, status, wait_until,
 };
 
 const C: Function = Function::Example("hello-c");
@@ -148,17 +148,6 @@ except OSError as error:
     print("refused", error.errno)
 "#;
 
-/// The memory limit of the control group that a process is in, in bytes.
-fn memory_limit(pid: u32) -> Option<u64> {
-    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let path = |name: &str| groups.lines().find_map(|line| line.split_once(name)).map(|it| it.1);
-    let file = match (path(":memory:"), path("0::")) {
-        (Some(group), _) => format!("/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"),
-        (None, group) => format!("/sys/fs/cgroup{}/memory.max", group?),
-    };
-    fs::read_to_string(file).ok()?.trim().parse().ok()
-}
-
 /// A template's daemon has the files by which its next copies enter their groups.
 #[test]
 fn whoever_takes_over_the_daemon_moves_no_process_of_the_hosts_into_a_group() {
@@ -196,7 +185,7 @@ fn whoever_takes_over_the_daemon_moves_no_process_of_the_hosts_into_a_group() {
     let tried = outcome.stdout.lines().count();
     assert!(tried > 0 && outcome.stdout.lines().all(|line| line.ends_with(" 13")), "{outcome:?}");
     let (_, pid, _) = daemon.instance("forked");
-    assert_eq!(memory_limit(pid), Some(96 << 20));
+    assert_eq!(memory_limit_of(pid), Some(96 << 20));
     assert_eq!(daemon.stop(), Some(0));
 }
 

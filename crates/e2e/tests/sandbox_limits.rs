@@ -4,8 +4,8 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use thaw_e2e::{
-    Daemon, DaemonOptions, built_home, call, has_controller, ok, pause_until_hibernated, run, skip,
-    thaw, wait_until,
+    Daemon, DaemonOptions, built_home, call, has_controller, limit_of, memory_limit_of, ok,
+    pause_until_hibernated, run, skip, thaw, wait_until,
 };
 
 const MIB: u64 = 1 << 20;
@@ -71,28 +71,9 @@ fn pid(daemon: &Daemon, home: &Path, sandbox: &str) -> u64 {
 
 /// What the control groups of a process say: MiB of memory, and processors.
 fn in_force(pid: u64) -> (u64, u64) {
-    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
-    let of = |controller: &str| {
-        let has = |names: &str| names.split(',').any(|name| name == controller);
-        let line = groups.lines().find(|line| line.split(':').nth(1).is_some_and(has))?;
-        Some(line.split(':').nth(2)?.to_owned())
-    };
-    let read = |controller: &str, v1: &str, v2: &str| {
-        let mounts = [format!("/sys/fs/cgroup/{controller}"), "/sys/fs/cgroup/cpu,cpuacct".into()];
-        let text = match of(controller) {
-            Some(group) => mounts
-                .iter()
-                .find_map(|mount| fs::read_to_string(format!("{mount}{group}/{v1}")).ok()),
-            None => of("")
-                .and_then(|group| fs::read_to_string(format!("/sys/fs/cgroup{group}/{v2}")).ok()),
-        };
-        let text = text.expect("a limit");
-        text.split_whitespace().next().expect("a number").parse::<u64>().expect("a number")
-    };
-    (
-        read("memory", "memory.limit_in_bytes", "memory.max") / MIB,
-        read("cpu", "cpu.cfs_quota_us", "cpu.max") / 100_000,
-    )
+    let pid = pid.try_into().expect("a number");
+    let cpu = limit_of(pid, "cpu", "cpu.cfs_quota_us", "cpu.max").expect("a limit");
+    (memory_limit_of(pid).expect("a limit") / MIB, cpu / 100_000)
 }
 
 fn processors() -> usize {
@@ -128,8 +109,7 @@ fn the_limits_of_a_sandbox_change_while_it_runs() {
     let pid = pid(&daemon, &home, "one");
     assert_eq!(in_force(pid), (128, 1));
     assert!(!can_have(&home, "one", 200), "it has 128 MiB");
-    // It may have ended by that.
-    call(&home, &["sandbox", "kill", "one"]);
+    ok(&home, &["sandbox", "kill", "one"]);
     wait_until("it has ended", || daemon.instances("box").is_empty());
 
     ok(&home, &["sandbox", "create", "box", "--name", "two"]);
@@ -228,4 +208,57 @@ fn copies_pauses_sleep_and_the_next_daemon_keep_the_limits() {
     expect(&daemon, "copy");
     assert_eq!(limits(&home, &["copy", "--cpus", "1"]), (320, 1));
     expect(&daemon, "one");
+}
+
+/// Takes so many MiB, one after the other.
+fn take(mib: u64) -> String {
+    format!("kept = [b'x' * (1 << 20) for _ in range({mib})]\nprint('had it')")
+}
+
+#[test]
+fn one_process_is_ended_when_the_memory_of_a_sandbox_is_used_up() {
+    if !has_groups() {
+        return;
+    }
+    let home = home("sandbox-oom");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let run = |program: &str| call(&home, &["exec", "one", "--", "python3", "-c", program]);
+    let pid = self::pid(&daemon, &home, "one");
+    ok(&home, &["exec", "one", "--", "sh", "-c", "echo mine > /tmp/file; sleep 1000 & echo"]);
+    for round in 0..8 {
+        let outcome = run(&take(200));
+        assert_eq!(outcome.code, Some(137), "round {round}: {outcome:?}");
+        // As much as there is room for is no reason.
+        assert_eq!(run(&take(80)).stdout, "had it\n", "round {round}");
+    }
+    // Several at once, each of which alone would be too much, and somebody who is not to blame.
+    let several = format!(
+        "import subprocess, sys\nall = [subprocess.Popen([sys.executable, '-c', {:?}]) for _ in range(3)]\n\
+         print([one.wait() for one in all])",
+        take(200)
+    );
+    assert_eq!(run(&several).stdout, "[-9, -9, -9]\n");
+    // The one with more memory is spared if it asks for it.
+    let spared = format!(
+        "import os, subprocess, sys\nkept = b'x' * (70 << 20)\n\
+         open('/proc/self/oom_score_adj', 'w').write('-1000')\n\
+         code = \"open('/proc/self/oom_score_adj', 'w').write('0')\\n\" + {:?}\n\
+         print(subprocess.call([sys.executable, '-c', code]))",
+        take(200)
+    );
+    assert_eq!(run(&spared).stdout, "-9\n");
+    // All the rest is as before.
+    assert_eq!(ok(&home, &["exec", "one", "--", "cat", "/tmp/file"]), "mine\n");
+    assert_eq!(self::pid(&daemon, &home, "one"), pid);
+    let events = ok(&home, &["exec", "one", "--", "cat", "/sys/fs/cgroup/memory.events"]);
+    let kills = events.lines().find_map(|line| line.strip_prefix("oom_kill ")).expect("a count");
+    assert_eq!(kills, "12");
+    let log = ok(&home, &["logs", "box"]);
+    assert!(
+        log.contains("since the sandbox had used up its memory; raise `limits.memory`"),
+        "{log}"
+    );
+    let counted = "thaw_oom_kills_total{function=\"box\"} 12";
+    wait_until("they are counted", || daemon.admin("/metrics").text().contains(counted));
 }
