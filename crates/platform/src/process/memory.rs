@@ -51,8 +51,10 @@ unsafe fn advise(address: u64, len: u64, advice: u32) -> Result<()> {
     unsafe { hostcall(nr::MADVISE, [address, len, advice as u64, 0, 0, 0]) }.map(drop)
 }
 
-/// Attempts at a call that changes mappings. One that is refused since there are too many of them fails
-/// after as many.
+/// Attempts at a call that makes a mapping, which a program may ask for in vain: one that is refused since
+/// there are too many of them, or by a limit of the process, fails after as many.
+const ATTEMPTS_TO_MAP: u32 = 50;
+/// Attempts at others, of which few may fail.
 const ATTEMPTS: u32 = 500;
 
 /// Changes mappings.
@@ -60,8 +62,9 @@ const ATTEMPTS: u32 = 500;
 /// # Safety
 /// Nobody refers to memory that goes or comes.
 unsafe fn map(call: u64, args: [u64; 6]) -> Result<()> {
+    let attempts = if call == nr::MMAP { ATTEMPTS_TO_MAP } else { ATTEMPTS };
     // SAFETY: the caller's promise.
-    shortage::retry(ATTEMPTS, || unsafe { hostcall(call, args) }).map(drop)
+    shortage::retry(attempts, || unsafe { hostcall(call, args) }).map(drop)
 }
 
 impl Memory for HostProcesses {

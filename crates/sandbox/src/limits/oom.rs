@@ -35,7 +35,7 @@ use super::{Group, Limits};
 use crate::message;
 
 /// A sandbox is watched when it has lived for so long: many end before, and a boot is not to wait.
-const SETTLING: Duration = Duration::from_millis(100);
+const SETTLING: Duration = Duration::from_millis(20);
 /// How long the thread goes on looking for new sandboxes by itself, so that who makes one does not
 /// have to wake it.
 const LINGERING: Duration = Duration::from_secs(2);
