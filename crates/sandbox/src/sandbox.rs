@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use thaw_abi::control::{
     CHECKPOINT_TWIN, Checkpoint, Connection, Limits, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
     MSG_FREEZE, MSG_LIMITS, MSG_OUTGOING, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
-    MSG_TWIN_READ, MSG_WINDOW_SIZE, OOM_KILLED, OOM_UNDER_WAY, OomKilled, Outgoing, Signal,
+    MSG_TWIN_READ, MSG_WINDOW_SIZE, OOM_KILLED, OOM_NOBODY, OomKilled, Outgoing, Signal,
     WindowSize,
 };
 use thaw_abi::cpu::Baseline;
@@ -507,21 +507,16 @@ impl Sandbox {
         }
     }
 
-    /// What its kernel says of the process that it was to end, if it was asked. If it could end none,
-    /// all of it ends.
+    /// What its kernel says of the process that it was to end, if it was asked.
     fn oom_killed(&self, killed: &OomKilled) -> Option<Event> {
-        if !self.process.limits.take_answer() {
-            return None;
-        }
+        let is_asked = self.process.limits.take_answer();
         match killed.outcome {
-            OOM_KILLED => Some(Event::OomKilled(KilledProcess::of(killed))),
-            OOM_UNDER_WAY => None,
-            _ => {
-                self.process.limits.note_memory_kept();
-                // The next read says that it has ended.
-                let _ = self.kill();
+            OOM_KILLED if is_asked => Some(Event::OomKilled(KilledProcess::of(killed))),
+            OOM_NOBODY if is_asked => {
+                self.process.limits.note_nobody_can_end();
                 None
             }
+            _ => None,
         }
     }
 

@@ -223,7 +223,7 @@ impl HostFile {
         let mut done = 0;
         while let Some(mut piece) = sink.next_piece() {
             let (at, len) = (piece.address(), piece.len());
-            let outcome = retry_after_fault(at, len, || match self.kind {
+            let outcome = retry_after_fault(at, len, Touch::ToWrite, || match self.kind {
                 Kind::MayBlock if self.is_client() => Machine::recv(fd, piece.first(len), peek),
                 Kind::MayBlock => Machine::read(fd, piece.first(len)),
                 // The watcher may find news meanwhile, which is then taken for
@@ -303,10 +303,11 @@ impl HostFile {
                 piece
             };
             let len = piece.len();
-            let outcome = retry_after_fault(piece.address(), len, || match self.kind {
-                Kind::MayBlock => Machine::write(fd, piece),
-                _ => kernel_lock::unlocked(|| Machine::send(fd, piece)),
-            });
+            let outcome =
+                retry_after_fault(piece.address(), len, Touch::ToRead, || match self.kind {
+                    Kind::MayBlock => Machine::write(fd, piece),
+                    _ => kernel_lock::unlocked(|| Machine::send(fd, piece)),
+                });
             match outcome {
                 Ok(count) => {
                     source.advance(count);
@@ -342,19 +343,38 @@ fn with_synonyms(events: Events) -> Events {
     all
 }
 
+/// What a host call does with guest memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Touch {
+    ToRead,
+    ToWrite,
+}
+
+impl Touch {
+    /// Has the memory at an address made, if it is the guest's; it stays as it is.
+    fn page_of(self, address: UserAddress) -> Result<()> {
+        match self {
+            Self::ToRead => address.read::<u8>().map(drop),
+            // Another thread may write there just now.
+            Self::ToWrite => UserAddress(address.0 & !3).update_u32(Some).map(drop),
+        }
+    }
+}
+
 /// Makes a host call on guest memory. The host knows nothing of memory that
-/// the kernel maps when it is first touched: after `EFAULT`, touch it and try
-/// once more.
+/// the kernel maps when it is first touched, and fails where it has no memory left for a page that is
+/// written first, for which a page fault waits: after `EFAULT`, touch it and try once more.
 fn retry_after_fault(
     at: u64,
     len: usize,
+    touch: Touch,
     mut call: impl FnMut() -> Result<usize>,
 ) -> Result<usize> {
     match call() {
         Err(Errno::EFAULT) => {
             let mut page = at;
             while page < at + len as u64 {
-                if UserAddress(page).read::<u8>().is_err() {
+                if touch.page_of(UserAddress(page)).is_err() {
                     break;
                 }
                 page = (page & !4095) + 4096;

@@ -9,7 +9,7 @@ use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 
 use super::calls::{hostcall, nr};
 use super::segment::Interrupted;
-use super::{HostProcesses, copies, entry, segment, vcpu};
+use super::{HostProcesses, copies, entry, memory, segment, vcpu};
 use crate::boot_area::{TWIN_TO_BE, of_process};
 use crate::errno::Result;
 use crate::machine::{ThreadState, Threads};
@@ -364,6 +364,7 @@ pub(super) fn install_handlers() -> Result<()> {
     const SA_NOCLDSTOP: u64 = 1;
     const SIG_IGN: u64 = 1;
     use_signal_stack(0)?;
+    memory::keep_from_children(vcpu::signal_stack(0), vcpu::SIGNAL_STACK_SIZE);
     let install = |signal: u32, action: &Action| {
         let args = [signal as u64, core::ptr::from_ref(action) as u64, 0, 8, 0, 0];
         // SAFETY: the handler never returns to the host's restorer.

@@ -11,7 +11,7 @@ use crate::machine::{Arrived, FdBuffer, HostFd, HostFiles, MAX_FDS, Peek, PollFd
 /// `MSG_DONTWAIT | MSG_NOSIGNAL`, with which all sockets are used.
 const SOCKET_FLAGS: u64 = 0x40 | 0x4000;
 /// Attempts at sending a message: nobody else could say what it says.
-const SEND_ATTEMPTS: u32 = 5000;
+const SEND_ATTEMPTS: u32 = 2000;
 /// Bytes of the head of a control message (`struct cmsghdr`, cmsg(3)).
 const CMSG_HEAD: usize = 16;
 

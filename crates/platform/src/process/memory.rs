@@ -51,11 +51,20 @@ unsafe fn advise(address: u64, len: u64, advice: u32) -> Result<()> {
     unsafe { hostcall(nr::MADVISE, [address, len, advice as u64, 0, 0, 0]) }.map(drop)
 }
 
+/// Lets children have zeros where this process has a signal stack, which no fork is made on. A page that both
+/// had would be copied when the host delivers a signal, which fails, and ends the process, where it has no
+/// memory left. Before the filter; an older host shares the pages.
+pub(super) fn keep_from_children(address: u64, len: u64) {
+    const MADV_WIPEONFORK: u32 = 18;
+    // SAFETY: changes the memory of children only, which have nothing there.
+    let _ = unsafe { advise(address, len, MADV_WIPEONFORK) };
+}
+
 /// Attempts at a call that makes a mapping, which a program may ask for in vain: one that is refused since
 /// there are too many of them, or by a limit of the process, fails after as many.
 const ATTEMPTS_TO_MAP: u32 = 50;
 /// Attempts at others, of which few may fail.
-const ATTEMPTS: u32 = 500;
+const ATTEMPTS: u32 = 300;
 
 /// Changes mappings.
 ///

@@ -37,7 +37,10 @@ impl Processes for HostProcesses {
             of_process().twin.store(number, Relaxed);
         }
         match forked? {
-            0 => Ok(Forked::Child),
+            0 => {
+                vcpu::touch_signal_stack();
+                Ok(Forked::Child)
+            }
             pid => Ok(Forked::Parent { pid: pid as u32 }),
         }
     }

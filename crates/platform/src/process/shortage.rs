@@ -4,15 +4,22 @@
 //! ([`thaw_abi::control::MSG_OUT_OF_MEMORY`]). Who touches memory waits for that in a page fault, but a host call
 //! fails, and is made again here.
 
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::HostProcesses;
 use crate::errno::{Errno, Result};
 use crate::kernel_lock;
-use crate::machine::Vcpus;
+use crate::machine::{Clocks, Vcpus};
 
 /// Pause between two attempts, in nanoseconds.
 const PAUSE_NS: u64 = 1_000_000;
+
+/// Where the host refuses for another reason, such as too many mappings, each attempt is in vain: after that
+/// nothing is tried again for so long.
+const AFTER_VAIN_NS: u64 = 5_000_000_000;
+
+/// Until when nothing is tried again, on the host's monotonic clock in nanoseconds.
+static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 
 /// Makes a host call that fails with `ENOMEM` or `ENOBUFS` up to `attempts` times, with a millisecond
 /// between them.
@@ -28,11 +35,18 @@ pub fn retry(attempts: u32, mut call: impl FnMut() -> Result<u64>) -> Result<u64
 #[cold]
 fn retry_slowly(attempts: u32, mut call: impl FnMut() -> Result<u64>) -> Result<u64> {
     for _ in 1..attempts {
+        if HostProcesses::monotonic_ns() < NOT_BEFORE.load(Relaxed) {
+            break;
+        }
         HostProcesses::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS));
         match call() {
             Err(Errno::ENOMEM | Errno::ENOBUFS) => {}
             outcome => return outcome,
         }
     }
-    call()
+    let outcome = call();
+    if outcome.is_err() {
+        NOT_BEFORE.store(HostProcesses::monotonic_ns() + AFTER_VAIN_NS, Relaxed);
+    }
+    outcome
 }

@@ -100,6 +100,15 @@ pub(super) fn idle_stack(index: u32) -> u64 {
     area(index) + IDLE_STACK_OFFSET
 }
 
+/// Touches what the next signal will fill, which the host could not do if it had no memory left.
+pub(super) fn touch_signal_stack() {
+    let top = signal_stack(block().index.get()) + SIGNAL_STACK_SIZE;
+    for page in [top - 4096, top - 8192] {
+        // SAFETY: inside the stack, on which nothing is.
+        unsafe { (page as *mut u64).write_volatile(0) };
+    }
+}
+
 /// Takes away the pages below the stacks.
 fn guard_stacks(index: u32) -> Result<()> {
     let guards = [signal_stack(index) - 4096, idle_stack(index) - 4096];

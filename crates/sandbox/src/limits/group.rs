@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entrance::{self, Newcomers};
 use super::hierarchy::{Controller, Hierarchy, Maker, Version};
-use super::oom::OomEvents;
+use super::oom::{OomEvents, leave_to_host};
 use super::stock::Reusable;
 use super::{Meter, ResourceLimits, supervisor};
 
@@ -226,6 +226,10 @@ impl Group {
         }
         if memory == UNKNOWN {
             group.memory_high.iter().for_each(Setting::forget);
+            // Another daemon may have watched, and this one may not be able to.
+            if let Some((directory, Version::V1)) = group.place_of(Controller::Memory) {
+                leave_to_host(&directory);
+            }
         }
         // Without it the file is opened when a limit is set, which is seldom another one than
         // that of the sandbox before.
@@ -248,6 +252,10 @@ impl Group {
         for setting in settings.into_iter().flatten() {
             setting.is_given = true;
             setting.forget();
+        }
+        if let Some(high) = &mut group.memory_high {
+            // An earlier monitor did not give it.
+            high.is_given = false;
         }
         group.is_prepared = true;
         group
@@ -303,11 +311,10 @@ impl Group {
     /// The host kernel refuses.
     pub(crate) fn give_settings_to(&mut self, uid: u32, gid: u32) -> io::Result<()> {
         let chown = |path: &Path| std::os::unix::fs::chown(path, Some(uid), Some(gid));
-        if let Some(memory) = self.memory.as_ref().filter(|memory| !memory.is_given) {
+        if let Some(memory) = &self.memory {
             let directory = memory.directory();
-            OomEvents::files(memory.version)
-                .iter()
-                .try_for_each(|file| chown(&directory.join(file)))?;
+            let files = OomEvents::files(memory.version).iter();
+            files.map(|file| chown(&directory.join(file))).collect::<io::Result<()>>()?;
         }
         let settings = self.settings_mut();
         settings.into_iter().flatten().filter(|setting| !setting.is_given).try_for_each(|setting| {
@@ -492,8 +499,10 @@ impl Group {
         match &self.memory_high {
             None => memory.set(usable, memory_text),
             Some(high) => {
-                high.set(if reserve == 0 { 0 } else { usable }, memory_text)?;
-                memory.set(max, memory_text)
+                let slowed = high.set(if reserve == 0 { 0 } else { usable }, memory_text);
+                memory.set(max, memory_text)?;
+                // An older monitor lets nobody write it, and then nobody is slowed down.
+                if reserve == 0 { Ok(()) } else { slowed }
             }
         }
     }

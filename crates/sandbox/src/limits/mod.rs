@@ -130,6 +130,8 @@ pub struct Limits {
     memory_kept: AtomicBool,
     /// How often its kernel was asked to end a process, and has not answered.
     asked_to_end_one: AtomicU32,
+    /// Its kernel has said that it can end no process but the first.
+    nobody_can_end: AtomicBool,
 }
 
 impl Limits {
@@ -141,6 +143,7 @@ impl Limits {
             cpu_time_spent: AtomicBool::new(false),
             memory_kept: AtomicBool::new(false),
             asked_to_end_one: AtomicU32::new(0),
+            nobody_can_end: AtomicBool::new(false),
         }
     }
 
@@ -212,7 +215,7 @@ impl Limits {
         }
         let is_out = self.memory_kept.load(Ordering::Acquire)
             // Its kernel may have ended for want of memory before it could end a process.
-            || self.asked_to_end_one.load(Ordering::Acquire) > 0
+            || self.is_asked()
             || self.group.has_run_out_of_memory();
         is_out.then_some(LimitReached::Memory)
     }
@@ -244,6 +247,25 @@ impl Limits {
     /// Notes that the sandbox is ended since it has too much memory.
     pub(crate) fn note_memory_kept(&self) {
         self.memory_kept.store(true, Ordering::Release);
+    }
+
+    /// Whether its kernel was asked to end a process, and has not answered.
+    fn is_asked(&self) -> bool {
+        self.asked_to_end_one.load(Ordering::Acquire) > 0
+    }
+
+    /// What it was asked for before is of no matter any more.
+    fn forget_asked(&self) {
+        self.asked_to_end_one.store(0, Ordering::Release);
+    }
+
+    /// Notes that its kernel can end none of its processes.
+    pub(crate) fn note_nobody_can_end(&self) {
+        self.nobody_can_end.store(true, Ordering::Release);
+    }
+
+    fn can_end_nobody(&self) -> bool {
+        self.nobody_can_end.load(Ordering::Acquire)
     }
 
     fn note_asked_to_end_one(&self) {

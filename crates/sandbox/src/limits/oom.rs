@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -41,6 +42,12 @@ const SETTLING: Duration = Duration::from_millis(20);
 const LINGERING: Duration = Duration::from_secs(2);
 /// Pause between two looks at a sandbox whose reserve is lent.
 const LOOK: Duration = Duration::from_millis(5);
+/// Shortest time between two looks at a sandbox.
+const LOOK_MIN: Duration = Duration::from_millis(1);
+/// Pause after something went wrong that may pass.
+const LOOK_AFTER_ERROR: Duration = Duration::from_millis(500);
+/// Most processes of a sandbox whose memory is looked at.
+const LOOKED_AT_MAX: usize = 1024;
 /// So long after it was asked, a sandbox that has used its reserve as well is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// So long after one step of its reserve it gets the next one.
@@ -85,6 +92,8 @@ pub(super) struct OomEvents {
     source: OwnedFd,
     /// With version 1: becomes readable when so much memory is in use.
     threshold: Mutex<Option<Threshold>>,
+    /// `memory.oom_control` of version 1: to give up must not take another descriptor.
+    control: Option<File>,
     directory: PathBuf,
     version: Version,
 }
@@ -110,13 +119,15 @@ impl OomEvents {
     pub fn watch(directory: PathBuf, version: Version) -> io::Result<Self> {
         if version == Version::V2 {
             let source = File::open(directory.join("memory.events"))?.into();
-            return Ok(Self { source, threshold: Mutex::default(), directory, version });
+            let (threshold, control) = (Mutex::default(), None);
+            return Ok(Self { source, threshold, control, directory, version });
         }
         // Documentation/admin-guide/cgroup-v1/memory.rst, "OOM Control".
         let source = event_of(&directory, OOM_CONTROL, "")?;
-        let events = Self { source, threshold: Mutex::default(), directory, version };
-        fs::write(events.directory.join(OOM_CONTROL), "1")?;
-        Ok(events)
+        let control = File::options().write(true).open(directory.join(OOM_CONTROL))?;
+        control.write_all_at(b"1", 0)?;
+        let (threshold, control) = (Mutex::default(), Some(control));
+        Ok(Self { source, threshold, control, directory, version })
     }
 
     /// Has `epoll` hear, under `key`, when so many bytes are in use; 0: never.
@@ -157,9 +168,16 @@ impl OomEvents {
 
     /// Has the host end somebody again when memory is used up.
     fn give_up(&self) {
-        if self.version == Version::V1 {
-            let _ = fs::write(self.directory.join(OOM_CONTROL), "0");
+        if let Some(control) = &self.control {
+            let _ = control.write_all_at(b"0", 0);
         }
+    }
+
+    /// The same, and `epoll` hears of nothing any more.
+    fn end(&self, epoll: &OwnedFd) {
+        self.give_up();
+        let _ = epoll::delete(epoll, &self.source);
+        *self.threshold.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -170,6 +188,14 @@ impl Drop for OomEvents {
 }
 
 const OOM_CONTROL: &str = "memory.oom_control";
+
+/// Has the host end somebody when the memory of a group is used up, whoever has asked for something else
+/// before. With version 2 it does anyway.
+pub(super) fn leave_to_host(directory: &Path) {
+    if let Ok(control) = File::options().write(true).open(directory.join(OOM_CONTROL)) {
+        let _ = control.write_all_at(b"0", 0);
+    }
+}
 
 /// What becomes readable when the host has something to say about a file of a group of version 1.
 fn event_of(directory: &Path, file: &str, arguments: &str) -> io::Result<OwnedFd> {
@@ -211,7 +237,10 @@ impl Left {
         }
         if events.version == Version::V1 {
             let text = fs::read_to_string(events.directory.join(OOM_CONTROL))?;
-            if field(&text, "under_oom").is_some_and(|value| value > 0) {
+            let is_full =
+                || Ok::<_, io::Error>(in_use(group)?.saturating_add(SLACK) >= limit.usable(group));
+            // It says the same where a group above has used up its memory.
+            if field(&text, "under_oom").is_some_and(|value| value > 0) && is_full()? {
                 return Ok(Self::Nothing);
             }
         }
@@ -226,14 +255,21 @@ impl Left {
     }
 }
 
+/// Bytes that count in the limit of a group, page cache included.
+fn in_use(group: &Group) -> io::Result<u64> {
+    Ok(group.memory()?.unwrap_or(0))
+}
+
 /// A sandbox that is watched.
 struct Watched {
     key: u64,
     guarded: Guarded,
     /// Its reserve is lent.
     shortage: Option<Shortage>,
-    /// When the last shortage began.
-    begun: Option<Instant>,
+    /// When the last shortage ended.
+    ended: Option<Instant>,
+    /// When it was looked at last.
+    looked: Option<Instant>,
     /// When to look at it next, without an event.
     look: Option<Instant>,
 }
@@ -241,9 +277,10 @@ struct Watched {
 /// A sandbox has used up its memory, and has not given it back yet.
 #[derive(Clone, Copy)]
 struct Shortage {
-    since: Instant,
-    /// When its kernel was asked last, if it was.
-    asked: Option<Instant>,
+    /// Since when its kernel has answered nothing, if it has not answered the last time.
+    unanswered: Instant,
+    /// When it was asked last.
+    asked: Instant,
     /// When a step of its reserve was lent last, if one was.
     lent: Option<Instant>,
 }
@@ -253,7 +290,7 @@ struct Gone;
 
 impl Watched {
     fn new(key: u64, guarded: Guarded) -> Self {
-        Self { key, guarded, shortage: None, begun: None, look: None }
+        Self { key, guarded, shortage: None, ended: None, looked: None, look: None }
     }
 
     /// Does what there is to do; to be called at each event, and when a look is due.
@@ -261,50 +298,88 @@ impl Watched {
         let limits = self.guarded.limits.upgrade().ok_or(Gone)?;
         let events = limits.group.oom_events().ok_or(Gone)?;
         events.forget();
-        // A group that cannot be read is going away.
-        let left = Left::of(&limits.group, events, limits.memory_limit()).map_err(|_| Gone)?;
-        let done = match left {
-            Left::Enough => self.take_back(&limits),
-            Left::Some if self.is_ending_one(now) => Ok(()),
-            Left::Some => self.take_back(&limits),
-            Left::Little => self.end_one(&limits, now),
-            Left::Nothing => self.end_one(&limits, now).and_then(|()| self.lend(&limits, now)),
-        };
-        let short_from = limits.memory_limit().is_short_from(&limits.group);
-        let done = done.and_then(|()| events.expect(short_from, epoll, self.key));
-        if done.is_err() {
-            events.give_up();
-            return Err(Gone);
+        if self.looked.is_some_and(|looked| now - looked < LOOK_MIN) {
+            // Usage that goes up and down around the threshold is no reason to look at nothing else.
+            self.look.get_or_insert(now + LOOK_MIN);
+            return Ok(());
         }
-        let is_short = matches!(left, Left::Little | Left::Nothing);
-        self.look = (is_short || self.shortage.is_some()).then(|| now + LOOK);
+        self.looked = Some(now);
+        let done = self.do_what_is_due(&limits, events, now, epoll);
+        match done {
+            Ok(()) => Ok(()),
+            // This process may have no descriptor left for the moment.
+            Err(error) if !is_final(&error) && !self.is_out_of_patience(now) => {
+                self.look = Some(now + LOOK_AFTER_ERROR);
+                Ok(())
+            }
+            Err(_) => {
+                limits.forget_asked();
+                events.end(epoll);
+                Err(Gone)
+            }
+        }
+    }
+
+    fn do_what_is_due(
+        &mut self,
+        limits: &Limits,
+        events: &OomEvents,
+        now: Instant,
+        epoll: &OwnedFd,
+    ) -> io::Result<()> {
+        if limits.can_end_nobody() {
+            // All of it ends if it uses the rest as well.
+            limits.change_memory(|memory| memory.lent = STEPS)?;
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let left = Left::of(&limits.group, events, limits.memory_limit())?;
+        match left {
+            Left::Some if self.is_ending_one(now) => {}
+            Left::Enough | Left::Some => self.take_back(limits, now)?,
+            Left::Little => self.end_one(limits, now)?,
+            Left::Nothing => {
+                self.end_one(limits, now)?;
+                self.lend(limits, now)?;
+            }
+        }
+        let short_from = limits.memory_limit().is_short_from(&limits.group);
+        events.expect(short_from, epoll, self.key)?;
+        self.look = match left {
+            Left::Little | Left::Nothing => Some(now + LOOK),
+            _ if self.shortage.is_some() => Some(now + LOOK),
+            // Page cache was in the way of what is lent.
+            _ if limits.memory_limit().lent > 0 => Some(now + LOOK_AFTER_ERROR),
+            _ => None,
+        };
         Ok(())
     }
 
     /// Has a process ended, unless that was asked for a moment ago.
     fn end_one(&mut self, limits: &Limits, now: Instant) -> io::Result<()> {
         match self.shortage {
-            None if self.begun.is_some_and(|begun| now - begun < BREATHER) => return Ok(()),
-            None => {
-                self.shortage = Some(Shortage { since: now, asked: Some(now), lent: None });
-                self.begun = Some(now);
-            }
+            None if self.ended.is_some_and(|ended| now - ended < BREATHER) => return Ok(()),
+            None => self.shortage = Some(Shortage { unanswered: now, asked: now, lent: None }),
             Some(_) if self.is_ending_one(now) => return Ok(()),
-            Some(Shortage { since, .. }) if now - since >= PATIENCE => {
+            Some(_) if self.is_out_of_patience(now) => {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             Some(shortage) => {
-                self.shortage = Some(Shortage { asked: Some(now), ..shortage });
+                let is_answered = !limits.is_asked();
+                let unanswered = if is_answered { now } else { shortage.unanswered };
+                self.shortage = Some(Shortage { unanswered, asked: now, ..shortage });
                 self.lend(limits, now)?;
             }
         }
         self.guarded.ask(limits)
     }
 
+    fn is_out_of_patience(&self, now: Instant) -> bool {
+        self.shortage.is_some_and(|shortage| now - shortage.unanswered >= PATIENCE)
+    }
+
     /// Whether a process that was to end may still give memory back.
     fn is_ending_one(&self, now: Instant) -> bool {
-        let asked = self.shortage.and_then(|shortage| shortage.asked);
-        asked.is_some_and(|asked| now - asked < ASK_AGAIN)
+        self.shortage.is_some_and(|shortage| now - shortage.asked < ASK_AGAIN)
     }
 
     /// Lends the next step of its reserve, unless the last one was lent a moment ago.
@@ -317,40 +392,48 @@ impl Watched {
         Ok(())
     }
 
-    /// Takes the reserve back, and lets the processes of the sandbox go on.
-    fn take_back(&mut self, limits: &Limits) -> io::Result<()> {
-        let Some(shortage) = self.shortage else { return Ok(()) };
-        // Page cache that the host could not take back after all may be in the way for a while.
-        if limits.change_memory(|memory| memory.lent = 0).is_ok() {
-            self.shortage = None;
-            if shortage.asked.is_some() {
-                self.guarded.tell(MSG_MEMORY_IS_BACK, &[])?;
-            }
+    /// Lets the processes of the sandbox go on, and takes the reserve back as soon as nothing is in the
+    /// way: the host would take page cache back first, for as long as that takes, while others wait.
+    fn take_back(&mut self, limits: &Limits, now: Instant) -> io::Result<()> {
+        if self.shortage.take().is_some() {
+            self.ended = Some(now);
+            limits.forget_asked();
+            self.guarded.tell(MSG_MEMORY_IS_BACK, &[])?;
+        }
+        let limit = limits.memory_limit();
+        let usual = MemoryLimit { lent: 0, ..limit }.usable(&limits.group);
+        if limit.lent > 0 && in_use(&limits.group)? <= usual {
+            limits.change_memory(|memory| memory.lent = 0)?;
         }
         Ok(())
     }
 
-    /// Sets its reserve aside. One that has too much for that by now gets it back when it has less.
-    fn reserve(&mut self, limits: &Limits, now: Instant) {
-        if limits.change_memory(|memory| memory.has_reserve = true).is_err() {
-            let lent =
-                limits.change_memory(|memory| (memory.has_reserve, memory.lent) = (true, STEPS));
-            debug_assert!(lent.is_ok(), "nothing has changed for the host");
-            self.shortage = Some(Shortage { since: now, asked: None, lent: Some(now) });
-        }
+    /// Gives it a reserve, which it has lent for the time being.
+    fn reserve(limits: &Limits) -> io::Result<()> {
+        limits.change_memory(|memory| (memory.has_reserve, memory.lent) = (true, STEPS))
     }
+}
+
+/// Whether nothing can be done for the sandbox any more.
+fn is_final(error: &io::Error) -> bool {
+    let errors = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EBUSY, libc::EAGAIN];
+    !error.raw_os_error().is_some_and(|number| errors.contains(&number))
 }
 
 impl Guarded {
     /// Has the kernel of the sandbox end one of its processes.
     fn ask(&self, limits: &Limits) -> io::Result<()> {
         let processes = memory_of(&self.processes(limits));
+        if processes.is_empty() {
+            // This process may have no descriptor left for the moment.
+            return Ok(());
+        }
         let told = &processes[..processes.len().min(PROCESS_MEMORY_MAX)];
         let mut body =
             bytemuck::bytes_of(&OutOfMemory { count: told.len() as u32, reserved: 0 }).to_vec();
         told.iter().for_each(|(_, memory)| body.extend_from_slice(bytemuck::bytes_of(memory)));
-        limits.note_asked_to_end_one();
         self.tell(MSG_OUT_OF_MEMORY, &body)?;
+        limits.note_asked_to_end_one();
         self.ring(limits, processes.iter().map(|(pid, _)| *pid))
     }
 
@@ -363,10 +446,12 @@ impl Guarded {
 
     /// The processes of the sandbox.
     fn processes(&self, limits: &Limits) -> Vec<u32> {
-        match limits.group.directory_of(Controller::Memory) {
+        let mut processes = match limits.group.directory_of(Controller::Memory) {
             Some(group) if self.has_own_numbers => members(group),
             _ => descendants(self.pid),
-        }
+        };
+        processes.truncate(LOOKED_AT_MAX);
+        processes
     }
 
     /// Has the sandbox look at its messages, also if its programs compute and never wait. Those who take
@@ -374,7 +459,9 @@ impl Guarded {
     fn ring(&self, limits: &Limits, processes: impl Iterator<Item = u32>) -> io::Result<()> {
         let pidfd = self.pidfd.upgrade().ok_or(io::ErrorKind::NotFound)?;
         pidfd_send_signal(&*pidfd, Signal::USR1)?;
+        // A twin would take the signal for its end.
         if self.has_own_numbers
+            && limits.memory_limit().for_twin == 0
             && let Some(group) = limits.group.directory_of(Controller::Memory)
         {
             signal_members(group, processes.take(RUNG_MAX), Signal::USR1);
@@ -514,9 +601,7 @@ impl Watcher {
             if let Some(limits) = guarded.limits.upgrade()
                 && self.begin(key, &limits).is_ok()
             {
-                let mut watched = Watched::new(key, guarded);
-                watched.reserve(&limits, now);
-                self.watched.insert(key, watched);
+                self.watched.insert(key, Watched::new(key, guarded));
                 // It may have been short before.
                 self.attend(key, now);
             }
@@ -527,6 +612,10 @@ impl Watcher {
         let Some(events) = limits.group.watch_oom()? else {
             return Err(io::ErrorKind::Other.into());
         };
-        Ok(epoll::add(&self.epoll, &events.source, EventData::new_u64(key), events.interest())?)
+        let event = EventData::new_u64(key);
+        let begun = epoll::add(&self.epoll, &events.source, event, events.interest());
+        begun.map_err(io::Error::from).and_then(|()| Watched::reserve(limits)).inspect_err(|_| {
+            events.end(&self.epoll);
+        })
     }
 }
