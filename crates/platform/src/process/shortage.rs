@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::HostProcesses;
+use super::{HostProcesses, vcpu};
 use crate::errno::{Errno, Result};
 use crate::kernel_lock;
 use crate::machine::{Clocks, Vcpus};
@@ -25,7 +25,10 @@ static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 /// between them.
 pub fn retry(attempts: u32, mut call: impl FnMut() -> Result<u64>) -> Result<u64> {
     match call() {
-        Err(Errno::ENOMEM | Errno::ENOBUFS) if kernel_lock::is_enabled() => {
+        // Who handles a signal does not wait: further signals would take more and more of the stack.
+        Err(Errno::ENOMEM | Errno::ENOBUFS)
+            if kernel_lock::is_enabled() && !vcpu::handles_signal() =>
+        {
             retry_slowly(attempts, call)
         }
         outcome => outcome,

@@ -109,6 +109,13 @@ pub(super) fn touch_signal_stack() {
     }
 }
 
+/// Whether this code runs on the signal stack of its vCPU.
+pub(super) fn handles_signal() -> bool {
+    let here = 0u8;
+    let bottom = signal_stack(block().index.get());
+    (bottom..bottom + SIGNAL_STACK_SIZE).contains(&(&raw const here as u64))
+}
+
 /// Takes away the pages below the stacks.
 fn guard_stacks(index: u32) -> Result<()> {
     let guards = [signal_stack(index) - 4096, idle_stack(index) - 4096];

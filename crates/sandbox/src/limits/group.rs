@@ -313,8 +313,8 @@ impl Group {
         let chown = |path: &Path| std::os::unix::fs::chown(path, Some(uid), Some(gid));
         if let Some(memory) = &self.memory {
             let directory = memory.directory();
-            let files = OomEvents::files(memory.version).iter();
-            files.map(|file| chown(&directory.join(file))).collect::<io::Result<()>>()?;
+            let mut files = OomEvents::files(memory.version).iter();
+            files.try_for_each(|file| chown(&directory.join(file)))?;
         }
         let settings = self.settings_mut();
         settings.into_iter().flatten().filter(|setting| !setting.is_given).try_for_each(|setting| {

@@ -542,10 +542,9 @@ impl Watcher {
         let mut ready = [Event { flags: EventFlags::empty(), data: EventData::new_u64(WAKER) }; 64];
         loop {
             let timeout = self.prepare_to_wait();
-            let count = match epoll::wait(&self.epoll, &mut ready[..], timeout.as_ref()) {
-                Ok(count) => count,
-                Err(_) => 0,
-            };
+            // It may have been interrupted.
+            let waited = epoll::wait(&self.epoll, &mut ready[..], timeout.as_ref());
+            let count = waited.unwrap_or_default();
             let now = Instant::now();
             for event in &ready[..count] {
                 match event.data.u64() {
