@@ -86,3 +86,66 @@ impl MemoryLimit {
         group.set_memory(self.max(), self.reserve(group))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::hierarchy::{Controller, Hierarchy, Place, Version};
+    use super::*;
+    use crate::limits::GroupName;
+    use std::fs;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A group whose files are ordinary ones.
+    fn group(version: Version) -> (tempfile::TempDir, Group) {
+        let tree = tempfile::tempdir().unwrap();
+        let group = tree.path().join("group");
+        fs::create_dir_all(&group).unwrap();
+        for file in ["memory.oom.group", "memory.limit_in_bytes", "memory.max"] {
+            fs::write(group.join(file), "").unwrap();
+        }
+        let controllers = vec![Controller::Memory];
+        let place = Place { directory: tree.path().to_owned(), version, controllers };
+        let hierarchy = Hierarchy::new(vec![place], Vec::new());
+        let group = Group::set_up(vec![group], GroupName::of_first(0), hierarchy, None).unwrap();
+        (tree, group)
+    }
+
+    #[test]
+    fn a_reserve_is_lent_in_steps_within_the_limit() {
+        let (_tree, group) = group(Version::V1);
+        let mut limit = MemoryLimit { wanted: 256 * MIB, has_reserve: true, ..Default::default() };
+        assert_eq!(limit.is_short_from(&group), 250 * MIB);
+        let mut usable = Vec::new();
+        for _ in 0..4 {
+            usable.push(limit.usable(&group) / MIB);
+            assert_eq!(limit.is_short_from(&group), 250 * MIB, "whatever is lent");
+            limit = limit.with_next_step();
+        }
+        assert_eq!(usable, [252, 254, 256, 256]);
+        let twin = MemoryLimit { for_twin: 100 * MIB, lent: 0, ..limit };
+        assert_eq!(twin.usable(&group), 352 * MIB);
+    }
+
+    #[test]
+    fn version_2_has_larger_steps_and_lends_all_at_once() {
+        let (_tree, group) = group(Version::V2);
+        let limit = MemoryLimit { wanted: 256 * MIB, has_reserve: true, ..Default::default() };
+        assert_eq!((limit.usable(&group), limit.is_short_from(&group)), (248 * MIB, 248 * MIB));
+        assert_eq!(limit.with_next_step().usable(&group), 256 * MIB);
+    }
+
+    #[test]
+    fn no_limit_has_no_reserve_and_small_ones_keep_most() {
+        let (_tree, group) = group(Version::V1);
+        let none = MemoryLimit { has_reserve: true, ..Default::default() };
+        assert_eq!((none.max(), none.usable(&group)), (0, 0));
+        let unwatched = MemoryLimit { wanted: 8 * MIB, ..Default::default() };
+        assert_eq!(unwatched.usable(&group), 8 * MIB);
+        for mib in [1, 8, 64, 1024, 65536] {
+            let limit = MemoryLimit { wanted: mib * MIB, has_reserve: true, ..Default::default() };
+            let lost = limit.never_in_use(&group);
+            assert!(lost <= limit.wanted * 3 / 8 && lost <= 12 * MIB, "{mib} MiB: {lost}");
+        }
+    }
+}

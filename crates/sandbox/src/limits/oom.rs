@@ -40,7 +40,7 @@ const SETTLING: Duration = Duration::from_millis(20);
 /// How long the thread goes on looking for new sandboxes by itself, so that who makes one does not
 /// have to wake it.
 const LINGERING: Duration = Duration::from_secs(2);
-/// Pause between two looks at a sandbox whose reserve is lent.
+/// Pause between two looks at a sandbox whose memory is used up.
 const LOOK: Duration = Duration::from_millis(5);
 /// Shortest time between two looks at a sandbox.
 const LOOK_MIN: Duration = Duration::from_millis(1);
@@ -52,7 +52,7 @@ const LOOKED_AT_MAX: usize = 1024;
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// So long after one step of its reserve it gets the next one.
 const LEND_AGAIN: Duration = Duration::from_millis(50);
-/// For so long the processes of a sandbox that has used its reserve may wait.
+/// For so long a sandbox may answer nothing.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// After one shortage of a sandbox its processes wait for so long in the next one, so that one tenant
 /// cannot keep the thread from others.
@@ -264,7 +264,7 @@ fn in_use(group: &Group) -> io::Result<u64> {
 struct Watched {
     key: u64,
     guarded: Guarded,
-    /// Its reserve is lent.
+    /// Its memory is used up.
     shortage: Option<Shortage>,
     /// When the last shortage ended.
     ended: Option<Instant>,
@@ -315,6 +315,8 @@ impl Watched {
             Err(_) => {
                 limits.forget_asked();
                 events.end(epoll);
+                // From here on the host ends it when it has used all of that.
+                let _ = limits.change_memory(|memory| memory.lent = STEPS);
                 Err(Gone)
             }
         }
@@ -328,8 +330,6 @@ impl Watched {
         epoll: &OwnedFd,
     ) -> io::Result<()> {
         if limits.can_end_nobody() {
-            // All of it ends if it uses the rest as well.
-            limits.change_memory(|memory| memory.lent = STEPS)?;
             return Err(io::ErrorKind::Unsupported.into());
         }
         let left = Left::of(&limits.group, events, limits.memory_limit())?;
@@ -432,8 +432,9 @@ impl Guarded {
         let mut body =
             bytemuck::bytes_of(&OutOfMemory { count: told.len() as u32, reserved: 0 }).to_vec();
         told.iter().for_each(|(_, memory)| body.extend_from_slice(bytemuck::bytes_of(memory)));
-        self.tell(MSG_OUT_OF_MEMORY, &body)?;
+        // Its answer may be here before this thread goes on.
         limits.note_asked_to_end_one();
+        self.tell(MSG_OUT_OF_MEMORY, &body).inspect_err(|_| limits.forget_asked())?;
         self.ring(limits, processes.iter().map(|(pid, _)| *pid))
     }
 
