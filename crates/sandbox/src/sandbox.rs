@@ -509,15 +509,12 @@ impl Sandbox {
 
     /// What its kernel says of the process that it was to end, if it was asked.
     fn oom_killed(&self, killed: &OomKilled) -> Option<Event> {
-        let is_asked = self.process.limits.take_answer();
-        match killed.outcome {
-            OOM_KILLED if is_asked => Some(Event::OomKilled(KilledProcess::of(killed))),
-            OOM_NOBODY if is_asked => {
-                self.process.limits.note_nobody_can_end();
-                None
-            }
-            _ => None,
+        let limits = &self.process.limits;
+        if !limits.take_answer() {
+            return None;
         }
+        limits.note_nobody_can_end(killed.outcome == OOM_NOBODY);
+        (killed.outcome == OOM_KILLED).then(|| Event::OomKilled(KilledProcess::of(killed)))
     }
 
     /// Tells the sandbox its limits, which it shows to its programs, unless its kernel is of another

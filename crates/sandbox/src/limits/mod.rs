@@ -254,14 +254,9 @@ impl Limits {
         self.asked_to_end_one.load(Ordering::Acquire) > 0
     }
 
-    /// What it was asked for before is of no matter any more.
-    fn forget_asked(&self) {
-        self.asked_to_end_one.store(0, Ordering::Release);
-    }
-
-    /// Notes that its kernel can end none of its processes.
-    pub(crate) fn note_nobody_can_end(&self) {
-        self.nobody_can_end.store(true, Ordering::Release);
+    /// Notes whether its kernel could end none of its processes when it was asked last.
+    pub(crate) fn note_nobody_can_end(&self, nobody: bool) {
+        self.nobody_can_end.store(nobody, Ordering::Release);
     }
 
     fn can_end_nobody(&self) -> bool {

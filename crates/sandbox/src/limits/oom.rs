@@ -279,8 +279,12 @@ struct Watched {
 struct Shortage {
     /// Since when its kernel has answered nothing, if it has not answered the last time.
     unanswered: Instant,
-    /// When it was asked last.
+    /// When it was asked last, or was seen to give memory back.
     asked: Instant,
+    /// Bytes that it had then.
+    held: u64,
+    /// Whether much of that was its first process's, with which all of it ends.
+    first_is_large: bool,
     /// When a step of its reserve was lent last, if one was.
     lent: Option<Instant>,
 }
@@ -313,7 +317,7 @@ impl Watched {
                 Ok(())
             }
             Err(_) => {
-                limits.forget_asked();
+                limits.note_short(false);
                 events.end(epoll);
                 // From here on the host ends it when it has used all of that.
                 let _ = limits.change_memory(|memory| memory.lent = STEPS);
@@ -329,7 +333,8 @@ impl Watched {
         now: Instant,
         epoll: &OwnedFd,
     ) -> io::Result<()> {
-        if limits.can_end_nobody() {
+        if limits.can_end_nobody() && self.shortage.is_some_and(|shortage| shortage.first_is_large)
+        {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let left = Left::of(&limits.group, events, limits.memory_limit())?;
@@ -356,21 +361,30 @@ impl Watched {
 
     /// Has a process ended, unless that was asked for a moment ago.
     fn end_one(&mut self, limits: &Limits, now: Instant) -> io::Result<()> {
-        match self.shortage {
+        let held = limits.group.memory_held()?.unwrap_or(0);
+        let unanswered = match self.shortage {
             None if self.ended.is_some_and(|ended| now - ended < BREATHER) => return Ok(()),
-            None => self.shortage = Some(Shortage { unanswered: now, asked: now, lent: None }),
+            None => now,
             Some(_) if self.is_ending_one(now) => return Ok(()),
+            Some(shortage) if held + limits.memory_limit().step(&limits.group) <= shortage.held => {
+                // One that has ended takes its time to give its memory back, and is in no list any more.
+                self.shortage = Some(Shortage { asked: now, held, ..shortage });
+                return Ok(());
+            }
             Some(_) if self.is_out_of_patience(now) => {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             Some(shortage) => {
-                let is_answered = !limits.is_asked();
-                let unanswered = if is_answered { now } else { shortage.unanswered };
-                self.shortage = Some(Shortage { unanswered, asked: now, ..shortage });
                 self.lend(limits, now)?;
+                let is_obeyed = !limits.is_asked() && !limits.can_end_nobody();
+                if is_obeyed { now } else { shortage.unanswered }
             }
-        }
-        self.guarded.ask(limits)
+        };
+        limits.note_short(true);
+        let lent = self.shortage.and_then(|shortage| shortage.lent);
+        let first_is_large = self.guarded.ask(limits)?;
+        self.shortage = Some(Shortage { unanswered, asked: now, held, first_is_large, lent });
+        Ok(())
     }
 
     fn is_out_of_patience(&self, now: Instant) -> bool {
@@ -397,7 +411,7 @@ impl Watched {
     fn take_back(&mut self, limits: &Limits, now: Instant) -> io::Result<()> {
         if self.shortage.take().is_some() {
             self.ended = Some(now);
-            limits.forget_asked();
+            limits.note_short(false);
             self.guarded.tell(MSG_MEMORY_IS_BACK, &[])?;
         }
         let limit = limits.memory_limit();
@@ -421,12 +435,13 @@ fn is_final(error: &io::Error) -> bool {
 }
 
 impl Guarded {
-    /// Has the kernel of the sandbox end one of its processes.
-    fn ask(&self, limits: &Limits) -> io::Result<()> {
+    /// Has the kernel of the sandbox end one of its processes. Whether its first process has a quarter of
+    /// its memory.
+    fn ask(&self, limits: &Limits) -> io::Result<bool> {
         let processes = memory_of(&self.processes(limits));
         if processes.is_empty() {
             // This process may have no descriptor left for the moment.
-            return Ok(());
+            return Ok(false);
         }
         let told = &processes[..processes.len().min(PROCESS_MEMORY_MAX)];
         let mut body =
@@ -434,8 +449,11 @@ impl Guarded {
         told.iter().for_each(|(_, memory)| body.extend_from_slice(bytemuck::bytes_of(memory)));
         // Its answer may be here before this thread goes on.
         limits.note_asked_to_end_one();
-        self.tell(MSG_OUT_OF_MEMORY, &body).inspect_err(|_| limits.forget_asked())?;
-        self.ring(limits, processes.iter().map(|(pid, _)| *pid))
+        self.tell(MSG_OUT_OF_MEMORY, &body)?;
+        self.ring(limits, processes.iter().map(|(pid, _)| *pid))?;
+        let first = processes.iter().find(|(pid, _)| *pid == self.pid);
+        let first_has = first.map_or(0, |(_, memory)| u64::from(memory.resident_kib) << 10);
+        Ok(first_has >= limits.memory_limit().wanted / 4)
     }
 
     /// Lends a step of the reserve. Those who are held up take a page more, and look at their messages
