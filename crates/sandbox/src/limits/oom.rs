@@ -317,7 +317,6 @@ impl Watched {
                 Ok(())
             }
             Err(_) => {
-                limits.note_short(false);
                 events.end(epoll);
                 // From here on the host ends it when it has used all of that.
                 let _ = limits.change_memory(|memory| memory.lent = STEPS);
@@ -380,7 +379,6 @@ impl Watched {
                 if is_obeyed { now } else { shortage.unanswered }
             }
         };
-        limits.note_short(true);
         let lent = self.shortage.and_then(|shortage| shortage.lent);
         let first_is_large = self.guarded.ask(limits)?;
         self.shortage = Some(Shortage { unanswered, asked: now, held, first_is_large, lent });
@@ -411,7 +409,6 @@ impl Watched {
     fn take_back(&mut self, limits: &Limits, now: Instant) -> io::Result<()> {
         if self.shortage.take().is_some() {
             self.ended = Some(now);
-            limits.note_short(false);
             self.guarded.tell(MSG_MEMORY_IS_BACK, &[])?;
         }
         let limit = limits.memory_limit();
