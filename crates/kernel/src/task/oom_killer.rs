@@ -14,15 +14,13 @@ use thaw_abi::control::{
 };
 
 use super::exit::begin_group_exit;
+use super::oom::OOM_SCORE_ADJ_MIN;
 use super::process::{ExitStatus, FIRST_PID, Process};
 use super::signal::SIGKILL;
 use super::wait::Events;
 use super::{current, host_process, scheduler};
 use crate::state::kernel;
 use crate::time::Instant;
-
-/// `oom_score_adj` of a process that is never chosen (proc_pid_oom_score_adj(5)).
-const NEVER: i32 = -1000;
 
 /// Until when threads wait for memory, on the guest's monotonic clock in nanoseconds; 0: none does.
 static WAIT_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -65,7 +63,7 @@ fn choose_and_kill(memory: &[ProcessMemory]) -> OomKilled {
             return outcome(OOM_UNDER_WAY);
         }
         let adjustment = process.oom_score_adj();
-        if process.is_init.get() || adjustment == NEVER {
+        if process.is_init.get() || adjustment == OOM_SCORE_ADJ_MIN {
             continue;
         }
         let badness = badness(resident_kib, adjustment, sandbox_kib);

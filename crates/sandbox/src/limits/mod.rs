@@ -264,6 +264,8 @@ impl Limits {
     }
 
     fn note_asked_to_end_one(&self) {
+        // What it answered before is of another moment.
+        self.note_nobody_can_end(false);
         self.asked_to_end_one.fetch_add(1, Ordering::AcqRel);
     }
 
