@@ -288,8 +288,11 @@ def directories_are_watched():
         for event in (("a", "create"), ("a/b", "create"), ("a/b", "write"), ("a/b", "rename"),
                       ("c", "create")):
             assert event in seen, (event, seen)
-        names = {event.name for event in plain.get_new_events()}
-        assert names == {"a", "c"}, names
+        # Each watcher hears on its own.
+        names = set()
+        while names != {"a", "c"}:
+            assert time.time() < deadline and names <= {"a", "c"}, names
+            names |= {event.name for event in plain.get_new_events()}
         deep.stop()
         plain.stop()
         raises(SandboxException, lambda: box.files.watch_dir("/tmp/none"))
@@ -375,8 +378,9 @@ def use_is_measured():
         times = [each.timestamp for each in samples]
         assert times == sorted(times) and all(each.mem_used > 0 for each in samples), samples
         assert samples[-2].cpu_used_pct > 1, samples
-        since, until = times[1], times[2]
-        assert [each.timestamp for each in box.get_metrics(start=since, end=until)] == times[1:3]
+        # A span has whole seconds, and that of the last sample may be the present one.
+        since, until = times[0], times[1]
+        assert [each.timestamp for each in box.get_metrics(start=since, end=until)] == times[:2]
         assert box.get_metrics(end=times[0] - datetime.timedelta(seconds=2)) == []
         # One that is paused has its past, and is not woken for it.
         busy.kill()
