@@ -79,6 +79,9 @@ pub const MSG_LIMITS: u32 = 16;
 pub const MSG_OUT_OF_MEMORY: u32 = 17;
 /// There is enough memory again; no body.
 pub const MSG_MEMORY_IS_BACK: u32 = 18;
+/// The sandbox has another host name from now on: [`HostName`]. `/etc/hosts` has it in the place of the
+/// one before. Kernels that do not know of it keep that.
+pub const MSG_HOST_NAME: u32 = 19;
 /// The sandbox may have outgoing connections from now on, and so may copies of it: [`Outgoing`].
 /// Kernels that do not know of it go on without.
 pub const MSG_OUTGOING: u32 = 108;
@@ -689,6 +692,31 @@ pub struct Signal {
     pub number: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// Most bytes of a host name (`HOST_NAME_MAX` of gethostname(2)).
+pub const HOST_NAME_MAX: usize = 64;
+
+/// Body of [`MSG_HOST_NAME`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct HostName {
+    /// The name, and zeros behind it.
+    pub bytes: [u8; HOST_NAME_MAX],
+}
+
+impl HostName {
+    /// Of a name; `None`: it is empty or too long, or has zeros in it.
+    pub fn new(name: &str) -> Option<Self> {
+        let mut bytes = [0; HOST_NAME_MAX];
+        bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        (!name.is_empty() && !name.contains('\0')).then_some(Self { bytes })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &[u8] {
+        self.bytes.split(|&byte| byte == 0).next().unwrap_or_default()
+    }
 }
 
 /// Size of a terminal, in characters. Body of [`MSG_WINDOW_SIZE`].

@@ -71,6 +71,7 @@ mod tests {
     fn protocol_tripwire() {
         let sizes = [
             ("MessageHeader", size_of::<MessageHeader>(), 16),
+            ("HostName", size_of::<HostName>(), 64),
             ("Start", size_of::<Start>(), 96),
             ("MemoryWrite", size_of::<MemoryWrite>(), 16),
             ("Thaw", size_of::<Thaw>(), 96),

@@ -118,6 +118,44 @@ fn connections_to_ports_of_a_sandbox_have_a_bound() {
     forward.wait().expect("it ends");
 }
 
+/// The host name that programs in a sandbox see, and where it leads.
+fn host_name(home: &Path, sandbox: &str) -> (String, String) {
+    let program = "import socket; n = socket.gethostname(); print(n, socket.gethostbyname(n))";
+    let said = ok(home, &["exec", sandbox, "--", "python3", "-c", program]);
+    let (name, address) = said.trim().split_once(' ').expect("two words");
+    (name.to_owned(), address.to_owned())
+}
+
+#[test]
+fn a_sandbox_has_its_own_name_as_its_host_name() {
+    let home = home("exec-host-name");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let own = "10.0.2.15".to_owned();
+    let made = |name: &str| assert_eq!(host_name(&home, name), (name.into(), own.clone()));
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    made("one");
+    let unnamed = ok(&home, &["sandbox", "create", "box"]);
+    made(unnamed.trim());
+    ok(&home, &["sandbox", "fork", "one", "--name", "copy"]);
+    made("copy");
+    ok(&home, &["sandbox", "checkpoint", "one", "before"]);
+    ok(&home, &["sandbox", "create", "--checkpoint", "before", "--name", "again"]);
+    made("again");
+    pause_until_hibernated(&home, "one");
+    made("one");
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    made("one");
+    // A copy of a server whose program was frozen, and an instance that serves requests.
+    ok(&home, &["sandbox", "create", "server", "--name", "copy-of-server"]);
+    made("copy-of-server");
+    ok(&home, &["sandbox", "create", "single", "--name", "single-one"]);
+    let read = ["sandbox", "cp", "single-one:/proc/sys/kernel/hostname", "-"];
+    assert_eq!(ok(&home, &read), "single-one\n");
+    let answer = ok(&home, &["invoke", "server", "/pid"]);
+    assert!(answer.contains("\"hostname\": \"server\""), "{answer}");
+}
+
 #[test]
 fn the_ports_of_a_sandbox_are_listed() {
     let home = home("exec-ports");

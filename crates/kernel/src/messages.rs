@@ -4,11 +4,12 @@ use alloc::vec::Vec;
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    Checkpoint, Connection, Described, Limits, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
-    MSG_DESCRIBED, MSG_FREEZE, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_LIMITS, MSG_MEMORY_IS_BACK,
-    MSG_OOM_KILLED, MSG_OUT_OF_MEMORY, MSG_OUTGOING, MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL,
-    MSG_TRIM, MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE, OutOfMemory, Outgoing, PROCESS_MEMORY_MAX,
-    ProcessMemory, Rest, Signal as SignalMessage, WindowSize,
+    Checkpoint, Connection, Described, HostName, Limits, MSG_CHECKPOINT, MSG_CONNECTION,
+    MSG_DESCRIBE, MSG_DESCRIBED, MSG_FREEZE, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_HOST_NAME,
+    MSG_LIMITS, MSG_MEMORY_IS_BACK, MSG_OOM_KILLED, MSG_OUT_OF_MEMORY, MSG_OUTGOING, MSG_RENEWED,
+    MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TRIM, MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE,
+    OutOfMemory, Outgoing, PROCESS_MEMORY_MAX, ProcessMemory, Rest, Signal as SignalMessage,
+    WindowSize,
 };
 
 use thaw_abi::remote::{MSG_EXEC, MSG_EXECS_WAIT};
@@ -66,6 +67,7 @@ pub fn handle(message: &Kept) {
         MSG_LIMITS => kernel().change_limits(&body::<Limits>(message)),
         MSG_OUT_OF_MEMORY => out_of_memory(message),
         MSG_MEMORY_IS_BACK => oom_killer::memory_is_back(),
+        MSG_HOST_NAME => crate::net::own_name::change(body::<HostName>(message).name()),
         MSG_OUTGOING => crate::net::outside::open(body::<Outgoing>(message).flags),
         MSG_WAKE => freeze_request::withdraw_rest(),
         // The sandbox has gone on since it was at rest: the file is out of date.

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
-    CHECKPOINT_TWIN, Checkpoint, Connection, Limits, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
-    MSG_FREEZE, MSG_LIMITS, MSG_OUTGOING, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
-    MSG_TWIN_READ, MSG_WINDOW_SIZE, OOM_KILLED, OOM_NOBODY, OomKilled, Outgoing, Signal,
-    WindowSize,
+    CHECKPOINT_TWIN, Checkpoint, Connection, HostName, Limits, MSG_CHECKPOINT, MSG_CONNECTION,
+    MSG_DESCRIBE, MSG_FREEZE, MSG_HOST_NAME, MSG_LIMITS, MSG_OUTGOING, MSG_READY, MSG_RENEWED,
+    MSG_RESUME, MSG_SIGNAL, MSG_TWIN_READ, MSG_WINDOW_SIZE, OOM_KILLED, OOM_NOBODY, OomKilled,
+    Outgoing, Signal, WindowSize,
 };
 use thaw_abi::cpu::Baseline;
 
@@ -767,6 +767,15 @@ impl Connector {
     ) -> io::Result<()> {
         let message = message::message(MSG_CONNECTION, connection);
         self.send_lent(message, &[socket])
+    }
+
+    /// Gives the sandbox another host name, in `/etc/hosts`, too. Its kernel has to be of this build.
+    ///
+    /// # Errors
+    /// The name is empty or too long ([`io::ErrorKind::InvalidInput`]), or as [`Self::send_connection`].
+    pub fn send_host_name(&self, name: &str) -> io::Result<()> {
+        let name = HostName::new(name).ok_or(io::ErrorKind::InvalidInput)?;
+        self.send_lent(message::message(MSG_HOST_NAME, &name), &[])
     }
 
     /// Sends a message with descriptors that stay open here, too.

@@ -23,6 +23,7 @@ mod netlink_messages;
 mod option_table;
 pub mod options;
 pub mod outside;
+pub mod own_name;
 pub mod pair;
 pub mod ports;
 pub mod proc_files;

@@ -23,6 +23,7 @@ use thaw_abi::control::{
 use thaw_abi::network;
 
 use super::address::{AF_INET, AF_INET6, Endpoint};
+use super::own_name;
 use super::tcp::TcpSocket;
 use super::udp::UdpSocket;
 use crate::errno::{Errno, Result};
@@ -83,7 +84,10 @@ struct ProvideFiles;
 impl Work for ProvideFiles {
     fn run(self: Box<Self>) -> Next {
         let hostname = kernel().hostname.borrow_mut().clone();
-        if let Err(error) = provide_files(&Context::current(), &hostname) {
+        let provided = provide_files(&Context::current(), &hostname)
+            // It may have got another name meanwhile.
+            .and_then(|()| own_name::rename_in_hosts(&hostname));
+        if let Err(error) = provided {
             crate::console!(
                 "thaw kernel: /etc/resolv.conf and /etc/hosts cannot be made: {}",
                 error.name()

@@ -380,6 +380,14 @@ pub trait Connector: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Gives it another host name; where its kernel is of another build, it keeps the one it has.
+    ///
+    /// # Errors
+    /// The instance has ended, or does not take what it is given.
+    fn name_host(&self, _name: &str) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Whether its kernel can have processes from outside go on in another boot, and under another
     /// daemon: one of this build can.
     fn can_have_execs_go_on(&self) -> bool {

@@ -132,6 +132,13 @@ impl Connector for SandboxConnector {
         self.connector.send_remote(message, sockets)
     }
 
+    fn name_host(&self, name: &str) -> io::Result<()> {
+        match self.kernel_build == kernel_build_id() {
+            true => self.connector.send_host_name(name),
+            false => Ok(()),
+        }
+    }
+
     fn can_have_execs_go_on(&self) -> bool {
         self.kernel_build == kernel_build_id()
     }

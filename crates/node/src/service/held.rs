@@ -365,6 +365,14 @@ impl Service {
         Ok(session)
     }
 
+    /// Gives an instance a host name of its own, where it has its function's so far.
+    pub(crate) fn name_host(&self, id: u64, name: &str) {
+        // One that has ended is told of by whoever uses it next.
+        if let Ok(table) = self.table_of_live(id) {
+            let _ = table.connector().name_host(name);
+        }
+    }
+
     /// Connects to a port on which something in an instance listens.
     ///
     /// # Errors

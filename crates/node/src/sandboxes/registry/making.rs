@@ -201,6 +201,7 @@ impl Sandboxes {
         forked_from: Option<ForkedFrom>,
     ) -> Result<SandboxInfo, SandboxProblem> {
         let name = if new.name.is_empty() { format!("sb-{instance}") } else { new.name };
+        service.name_host(instance, &name);
         let info = SandboxInfo {
             name: name.clone(),
             instance,
