@@ -21,6 +21,7 @@ import base64
 import collections
 import json
 import os
+import site
 
 import tornado.web
 
@@ -220,8 +221,9 @@ class Restart(Handler):
 
 
 async def main():
-    # Directories that programs of E2B's users expect.
-    for directory in (HOME, "/root"):
+    # Directories that programs of E2B's users expect, and those where pip installs: Python looks only at
+    # those that are there when it starts.
+    for directory in (HOME, "/root", site.getsitepackages()[0], site.getusersitepackages()):
         os.makedirs(directory, exist_ok=True)
     application = tornado.web.Application([
         ("/health", Health),

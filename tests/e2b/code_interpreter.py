@@ -1,6 +1,9 @@
 """What E2B's code interpreter SDK does, against a node that serves examples/code-interpreter as the
 template `code-interpreter-v1`."""
 
+import io
+import zipfile
+
 from e2b import SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
@@ -174,5 +177,20 @@ except TimeoutException:
 assert box.run_code("1", context=stubborn).error.name == "ContextDied"
 box.restart_code_context(stubborn)
 assert printed("1", context=stubborn) == "1"
+
+# What pip installs is there for the code that runs already, and for commands.
+wheel = io.BytesIO()
+with zipfile.ZipFile(wheel, "w") as files:
+    about = {"METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
+             "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n", "RECORD": ""}
+    files.writestr("tiny.py", "size = 7\n")
+    for name, content in about.items():
+        files.writestr(f"tiny-1.0.dist-info/{name}", content)
+box.files.write("/tmp/tiny-1.0-py3-none-any.whl", wheel.getvalue())
+assert box.run_code("import tiny").error.name == "ModuleNotFoundError"
+box.run_code("%pip install --no-index /tmp/tiny-1.0-py3-none-any.whl")
+assert box.run_code("import tiny; tiny.size").text == "7"
+assert "tiny" in box.commands.run("pip list").stdout
+assert "pip" in box.commands.run("pip3 uninstall --yes tiny && pip --version").stdout
 assert box.kill()
 print("code runs")
