@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use thaw_home::state_file::{State, StateFile};
+use thaw_home::state_file::table::Table;
+use thaw_home::state_file::{State, StateFile, lines};
 use thaw_node::sandboxes::LimitsChange;
 
 /// Name of the file in the node's home.
@@ -95,11 +96,36 @@ pub enum Holder {
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Contents {
     secret: String,
-    sandboxes: BTreeMap<String, Record>,
+    sandboxes: Table<Record>,
     #[serde(default)]
-    snapshots: BTreeMap<String, Snapshot>,
+    snapshots: Table<Snapshot>,
     #[serde(default)]
-    volumes: BTreeMap<String, VolumeRecord>,
+    volumes: Table<VolumeRecord>,
+}
+
+/// What lines of the file call the tables.
+const SANDBOXES: &str = "sandboxes";
+const SNAPSHOTS: &str = "snapshots";
+const VOLUMES: &str = "volumes";
+
+impl Contents {
+    /// Does what a line of the file says.
+    fn apply(&mut self, line: &[u8]) -> serde_json::Result<()> {
+        #[derive(Deserialize)]
+        struct OfTable {
+            table: String,
+        }
+        match serde_json::from_slice::<OfTable>(line)?.table.as_str() {
+            SANDBOXES => self.sandboxes.apply(serde_json::from_slice(line)?),
+            SNAPSHOTS => self.snapshots.apply(serde_json::from_slice(line)?),
+            VOLUMES => self.volumes.apply(serde_json::from_slice(line)?),
+            other => {
+                let why = format!("there is no table {other:?}");
+                return Err(serde::de::Error::custom(why));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What is known of one volume.
@@ -119,6 +145,13 @@ impl State for Contents {
 
     fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain data")
+    }
+
+    fn take_changes(&mut self) -> Option<Vec<u8>> {
+        let mut lines = self.sandboxes.take_changes(SANDBOXES);
+        lines.extend(self.snapshots.take_changes(SNAPSHOTS));
+        lines.extend(self.volumes.take_changes(VOLUMES));
+        Some(lines)
     }
 }
 
@@ -158,12 +191,13 @@ impl Records {
     /// The file is there and of no use, or cannot be written.
     pub fn load(directory: &Path) -> io::Result<Self> {
         let file = directory.join(FILE);
-        let contents: Contents = match std::fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Contents { secret: random_text(2 * SECRET_LEN)?, ..Contents::default() }
+        let contents = match lines(&file)? {
+            Some((whole, changes)) => {
+                let mut contents: Contents = serde_json::from_slice(&whole)?;
+                changes.iter().try_for_each(|line| contents.apply(line))?;
+                contents
             }
-            Err(error) => return Err(error),
+            None => Contents { secret: random_text(2 * SECRET_LEN)?, ..Contents::default() },
         };
         let key = hmac::Key::new(hmac::HMAC_SHA256, contents.secret.as_bytes());
         let contents = StateFile::new(file, contents);
@@ -200,7 +234,7 @@ impl Records {
 
     /// One is there now.
     pub fn made(&self, id: &str) {
-        if let Some(record) = self.contents.lock().sandboxes.get_mut(id) {
+        if let Some(record) = self.contents.lock().sandboxes.get_mut_unsaved(id) {
             record.is_being_made = false;
         }
     }
@@ -275,7 +309,7 @@ impl Records {
 
     /// A snapshot is in the store now.
     pub fn made_snapshot(&self, id: &str) {
-        if let Some(snapshot) = self.contents.lock().snapshots.get_mut(id) {
+        if let Some(snapshot) = self.contents.lock().snapshots.get_mut_unsaved(id) {
             snapshot.is_being_made = false;
         }
     }
@@ -356,7 +390,12 @@ impl Records {
             return;
         }
         contents.volumes.retain(|id, one| !begun(one) || !is_missing(id));
-        contents.volumes.values_mut().for_each(|one| one.is_being_made = false);
+        let came = contents.volumes.iter().filter(|(_, one)| begun(one));
+        for id in came.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+            if let Some(volume) = contents.volumes.get_mut(&id) {
+                volume.is_being_made = false;
+            }
+        }
         drop(contents);
         self.contents.write_soon();
     }

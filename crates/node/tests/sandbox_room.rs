@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_home::config::Quotas;
 use thaw_node::instance::{End, Report};
+use thaw_node::sandboxes::registry::versions_of_sandboxes;
 use thaw_node::sandboxes::{NewSandbox, SandboxInfo, Sandboxes};
 use tokio::task::JoinSet;
 
@@ -349,10 +350,7 @@ fn sandboxes_that_have_ended_are_forgotten() {
     let (_, launcher) = place.node.serve("box", KEPT, answering);
     let watching = place.node.runtime.spawn(place.sandboxes.clone().watch());
     let (made, _) = place.create_at_once("box", 3);
-    let known = || {
-        let text = std::fs::read(place._home.path().join("sandboxes.json")).unwrap();
-        serde_json::from_slice::<Vec<SandboxInfo>>(&text).unwrap().len()
-    };
+    let known = || versions_of_sandboxes(place._home.path()).len();
     assert_eq!(known(), 3, "whoever has one finds it noted");
     // One ends by itself.
     for reports in launcher.reports.lock().unwrap().iter().take(1) {

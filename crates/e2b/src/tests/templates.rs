@@ -279,6 +279,8 @@ async fn what_cannot_be_noted_does_not_begin() {
     let in_the_way =
         ["e2b-templates.new", "e2b-sandboxes.new"].map(|name| place.directory.path().join(name));
     in_the_way.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+    // Changes would be added to the file that is there.
+    std::fs::remove_file(place.directory.path().join("e2b-sandboxes.json")).unwrap();
     let step = json!({"fromTemplate": "base", "steps": []});
     let (status, why) = place.begin(&asked, step.clone()).await;
     assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE, "{why}");

@@ -22,11 +22,11 @@ use crate::service::Service;
 use crate::to_its_end::to_its_end;
 use file::Known;
 use making::Making;
-use std::collections::BTreeMap;
 use std::mem;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use thaw_home::state_file::StateFile;
+use thaw_home::state_file::table::Table;
 use timeouts::Times;
 
 /// The sandboxes of a node.
@@ -124,12 +124,14 @@ impl Sandboxes {
 
     /// Somebody wants something of it, if it is one: it is not to be paused again.
     pub fn wanted(self: &Arc<Self>, instance: u64) {
-        let is_it = |info: &&mut SandboxInfo| info.instance == instance;
-        let was_paused =
-            self.all.lock().values_mut().find(is_it).map(|info| mem::take(&mut info.paused));
-        if was_paused == Some(true) {
-            self.all.write_soon();
+        let mut all = self.all.lock();
+        let is_it = |info: &&SandboxInfo| info.instance == instance && info.paused;
+        let Some(name) = all.values().find(is_it).map(|info| info.name.clone()) else { return };
+        if let Some(info) = all.get_mut(&name) {
+            info.paused = false;
         }
+        drop(all);
+        self.all.write_soon();
     }
 
     /// Notes whether the next daemon is to pause one.
@@ -215,10 +217,7 @@ impl Sandboxes {
 }
 
 /// The entry of a sandbox, unless another one has its name by now.
-fn same_one<'a>(
-    all: &'a mut BTreeMap<String, SandboxInfo>,
-    of: &SandboxInfo,
-) -> Option<&'a mut SandboxInfo> {
+fn same_one<'a>(all: &'a mut Table<SandboxInfo>, of: &SandboxInfo) -> Option<&'a mut SandboxInfo> {
     all.get_mut(&of.name).filter(|found| found.instance == of.instance)
 }
 

@@ -4,22 +4,26 @@ use super::timeouts::Times;
 use super::{SandboxInfo, Sandboxes};
 use crate::node::NodeState;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Display;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use thaw_home::config::FunctionName;
-use thaw_home::state_file::{State, StateFile};
+use thaw_home::state_file::table::{Change, Table};
+use thaw_home::state_file::{State, StateFile, lines};
 
 /// Name of the file.
 const FILE: &str = "sandboxes.json";
+/// What its lines call them.
+const TABLE: &str = "sandboxes";
 
 /// What the file has: the sandboxes, by their names.
 #[derive(Clone, Default)]
-pub(super) struct Known(BTreeMap<String, SandboxInfo>);
+pub(super) struct Known(Table<SandboxInfo>);
 
 impl Deref for Known {
-    type Target = BTreeMap<String, SandboxInfo>;
+    type Target = Table<SandboxInfo>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
@@ -39,6 +43,10 @@ impl State for Known {
         let all: Vec<_> = self.values().collect();
         serde_json::to_vec(&all).expect("plain data")
     }
+
+    fn take_changes(&mut self) -> Option<Vec<u8>> {
+        Some(self.0.take_changes(TABLE))
+    }
 }
 
 impl Sandboxes {
@@ -48,24 +56,18 @@ impl Sandboxes {
     /// The file is there and cannot be read.
     pub fn load(node: Arc<NodeState>, directory: &Path) -> io::Result<Arc<Self>> {
         let file = directory.join(FILE);
-        let known: Vec<SandboxInfo> = match std::fs::read(&file) {
-            Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(known) => known,
-                Err(error) => {
-                    let aside = file.with_extension("damaged");
-                    std::fs::rename(&file, &aside)?;
-                    let (file, aside) = (file.display(), aside.display());
-                    tracing::error!(
-                        "{file}: {error}; its sandboxes are instances only, and {aside} keeps it"
-                    );
-                    Vec::new()
-                }
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(error),
+        let known = match known_in(&file) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                let aside = file.with_extension("damaged");
+                std::fs::rename(&file, &aside)?;
+                let aside = aside.display();
+                tracing::error!("{error}; its sandboxes are instances only, and {aside} keeps it");
+                Table::default()
+            }
+            known => known?,
         };
-        let (mut all, before) = (BTreeMap::new(), known.clone());
-        for mut one in known {
+        let (mut all, before) = (Table::default(), known.clone());
+        for mut one in known.values().cloned() {
             match node.service_of(one.instance) {
                 Some(service) if *service.name() == one.function => {
                     service.hold(one.instance);
@@ -81,7 +83,7 @@ impl Sandboxes {
                 _ => tracing::warn!(sandbox = one.name, "its instance has ended meanwhile"),
             }
         }
-        let is_changed = !all.values().eq(&before);
+        let is_changed = *all != *before;
         let (all, making) = (StateFile::new(file, Known(all)), Mutex::default());
         let this = Self { node, all, making, times: Times::default() };
         if is_changed {
@@ -104,8 +106,9 @@ impl Sandboxes {
 /// The functions of which the file in a directory knows sandboxes, and their versions, by their
 /// instances; none if it cannot be read, which [`Sandboxes::load`] says.
 pub fn versions_of_sandboxes(directory: &Path) -> HashMap<u64, (FunctionName, u32)> {
-    let known = known_in(directory).unwrap_or_default();
-    known.into_iter().map(|info| (info.instance, (info.function, info.version))).collect()
+    let known = known_in(&directory.join(FILE)).unwrap_or_default();
+    let version = |info: &SandboxInfo| (info.instance, (info.function.clone(), info.version));
+    known.values().map(version).collect()
 }
 
 /// The versions of functions of which the file in a directory knows sandboxes: the store has to
@@ -114,16 +117,24 @@ pub fn versions_of_sandboxes(directory: &Path) -> HashMap<u64, (FunctionName, u3
 /// # Errors
 /// The file is there and cannot be read.
 pub fn functions_of_sandboxes(directory: &Path) -> io::Result<BTreeSet<(FunctionName, u32)>> {
-    let known = known_in(directory)?;
-    Ok(known.into_iter().map(|info| (info.function, info.version)).collect())
+    let known = known_in(&directory.join(FILE))?;
+    Ok(known.values().map(|info| (info.function.clone(), info.version)).collect())
 }
 
-fn known_in(directory: &Path) -> io::Result<Vec<SandboxInfo>> {
-    let file = directory.join(FILE);
+/// Those that a file knows; none if it is not there. [`io::ErrorKind::InvalidData`]: it is damaged.
+fn known_in(file: &Path) -> io::Result<Table<SandboxInfo>> {
     let why =
-        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
-    match std::fs::read(&file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        read => serde_json::from_slice(&read.map_err(why)?).map_err(|error| why(error.into())),
+        |kind, error: &dyn Display| io::Error::new(kind, format!("{}: {error}", file.display()));
+    let Some((whole, changes)) = lines(file).map_err(|error| why(error.kind(), &error))? else {
+        return Ok(Table::default());
+    };
+    let damaged = |error: serde_json::Error| why(io::ErrorKind::InvalidData, &error);
+    let all: Vec<SandboxInfo> = serde_json::from_slice(&whole).map_err(damaged)?;
+    let by_name = all.into_iter().map(|info| (info.name.clone(), info));
+    let mut known = Table::from(by_name.collect::<BTreeMap<_, _>>());
+    for change in changes {
+        let change: Change<_> = serde_json::from_slice(&change).map_err(damaged)?;
+        known.apply(change);
     }
+    Ok(known)
 }

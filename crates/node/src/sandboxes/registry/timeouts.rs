@@ -58,10 +58,14 @@ impl Due {
 impl Sandboxes {
     /// Its time begins anew, if it is one.
     pub fn used(self: &Arc<Self>, instance: u64) {
-        for info in self.all.lock().values_mut().filter(|info| info.instance == instance) {
+        let mut all = self.all.lock();
+        let name =
+            all.values().find(|info| info.instance == instance).map(|info| info.name.clone());
+        if let Some(info) = name.and_then(|name| all.get_mut(&name)) {
             info.deadline_ms = deadline(info.timeout_s);
             self.times.have_changed.fetch_or(info.timeout_s.is_some(), Ordering::Relaxed);
         }
+        drop(all);
         self.wanted(instance);
     }
 
