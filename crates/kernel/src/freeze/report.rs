@@ -152,7 +152,11 @@ fn add_space(
             continue;
         }
         let whole = guest_region(&vma, strings);
-        for (start, end, provenance) in space.provenance(&vma) {
+        let parts = space.provenance(&vma).into_iter().flat_map(|(start, end, provenance)| {
+            let present = space.present(start, end).into_iter();
+            present.map(move |(start, end)| (start, end, provenance))
+        });
+        for (start, end, provenance) in parts {
             let part = FrozenRegion { space: number, ..part_of(&whole, start, end) };
             if hibernate::has_been_hibernated() {
                 // Nobody notes what was moved in a sandbox that is no copy of an image.
@@ -364,6 +368,14 @@ fn frozen_thread(thread: &Thread) -> FrozenThread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::Result;
+    use crate::io::{Sink, Source};
+    use crate::mm::MapRequest;
+    use crate::mm::backing::{FileBacking, UpperPages};
+    use crate::mm::shared::Placed;
+    use crate::mm::space::Placement;
+    use crate::task::current_process;
+    use crate::testing::Sandbox;
     use thaw_abi::image::SOURCE_IMAGE;
 
     #[test]
@@ -385,9 +397,64 @@ mod tests {
         bytemuck::Zeroable::zeroed()
     }
 
+    /// A file of two pages of zeros.
+    struct TwoPages;
+
+    impl UpperPages for TwoPages {
+        fn len(&self) -> u64 {
+            5000
+        }
+
+        fn read_at(&self, _: &mut Sink<'_>, _: u64) -> Result<usize> {
+            Ok(0)
+        }
+
+        fn write_at(&self, _: &mut Source<'_>, _: u64) -> Result<usize> {
+            Ok(0)
+        }
+
+        fn lend(&self, _: u64, _: u64, _: u32) -> Result<Option<Placed>> {
+            Ok(None)
+        }
+
+        fn recall(&self, _: u64, _: u64) {}
+    }
+
+    #[test]
+    fn pages_behind_the_end_of_a_file_are_in_no_image() {
+        const HERE: u64 = 0x1111_0000;
+        let _sandbox = Sandbox::new();
+        let space = current_process().mm();
+        let backing = FileBacking {
+            source: MmapSource::Upper(Arc::new(TwoPages)),
+            path: Arc::from(&b"/f"[..]),
+            device: 0,
+            inode: 0,
+            writable: false,
+        };
+        let request = MapRequest {
+            placement: Placement::FixedNoReplace(HERE),
+            len: 0x4000,
+            prot: 3,
+            flags: VmaFlags::empty(),
+            file: Some(Arc::new(backing)),
+            offset: 0,
+        };
+        space.map(request).unwrap();
+        let saved = || {
+            let mut regions = Vec::new();
+            add_space(&mut regions, &space, 0, &Plans::now(), &mut Vec::new());
+            regions.iter().map(|region| (region.start, region.len)).collect::<Vec<_>>()
+        };
+        assert_eq!(saved(), [(HERE, 0x2000)]);
+        let vma = space.find(HERE).unwrap();
+        assert!(space.cut_off(&**vma.upper().unwrap(), 4096));
+        assert_eq!(saved(), [(HERE, 0x1000)]);
+        space.unmap(HERE, 0x4000).unwrap();
+    }
+
     #[test]
     fn of_an_awakened_sandbox_zeros_and_blobs_need_not_be_read() {
-        use crate::testing::Sandbox;
         let _sandbox = Sandbox::new();
         let mapping = |start: u64, source, blob, offset| Mapping {
             start,

@@ -1,5 +1,6 @@
 //! Memory: the kernel's heap, the page allocator, address spaces.
 
+pub mod absent;
 pub mod arena;
 pub mod backing;
 pub mod code;

@@ -16,19 +16,24 @@ use crate::platform::memory::{GuestRange, Window};
 /// `SEGV_MAPERR`: there is nothing at the address (sigaction(2)).
 pub const SEGV_MAPERR: i32 = 1;
 
-/// Brings in the page of a shared mapping of `space`, the running one, that a fault at
-/// `address` waits for; `false` if there is none. `code` is the fault's `si_code`: a page
+/// Brings in the page of a mapping of an upper-layer file in `space`, the running one, that a fault at
+/// `address` waits for; `false` if there is none. A private mapping waits for pages that its file did
+/// not have when it was made ([`super::absent`]). `code` is the fault's `si_code`: a page
 /// that is there and does not allow what was tried need not come.
 pub fn page_in(space: &AddressSpace, address: u64, code: i32) -> bool {
     if code != SEGV_MAPERR {
         return false;
     }
     let Some(vma) = space.find(address) else { return false };
-    let Some(file) = vma.shared_upper() else { return false };
+    let Some(file) = vma.upper() else { return false };
     if vma.prot == 0 {
         return false;
     }
+    space.settle();
     let at = address & !4095;
+    if vma.shared_upper().is_none() {
+        return space.copy_in(&vma, &**file, at) == Ok(true);
+    }
     let placed = file.lend_around(at, vma.start..vma.end, vma.offset / 4096, vma.prot);
     if let Ok(Some(Placed::Shared { page })) = placed {
         space.note_shown(at, page);
@@ -55,11 +60,15 @@ pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<Placed>
         crate::mm::arena::map_page(page, address, prot)?;
         return Ok(Placed::Shared { page });
     }
+    move_in(address, bytes, prot).map(|()| Placed::Moved)
+}
+
+/// Maps a page of private memory with these bytes in guest memory.
+pub(super) fn move_in(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<()> {
     // Filled elsewhere, lest another vCPU sees it empty.
     let mut window = Window::anonymous(4096)?;
     window.bytes_mut().copy_from_slice(bytes);
-    window.move_to(GuestRange::new(address, 4096)?, prot)?;
-    Ok(Placed::Moved)
+    window.move_to(GuestRange::new(address, 4096)?, prot)
 }
 
 /// Takes a page that [`place_page`] has mapped out of guest memory.

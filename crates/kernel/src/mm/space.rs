@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 use thaw_abi::page_align_up;
 
+use super::absent::{Ranges, end_of_file};
 use super::backing::FileBacking;
 use super::mlock::LockLimit;
 use super::provenance::{ImageNumbers, Provenance, Replaced};
@@ -61,10 +62,15 @@ pub struct MapRequest {
 
 /// The guest's mappings, as one host process has them.
 pub struct AddressSpace {
-    state: KernelCell<State>,
+    pub(super) state: KernelCell<State>,
     /// Pages of the page store that mappings show, by guest address. Each
     /// counts as a use of the page.
-    shown: KernelCell<BTreeMap<u64, u64>>,
+    pub(super) shown: KernelCell<BTreeMap<u64, u64>>,
+    /// What private mappings of upper-layer files have not, of the host neither once it is
+    /// settled ([`super::absent`]).
+    pub(super) absent: KernelCell<Ranges>,
+    /// What the host still has of the pages that files have cut off.
+    pub(super) stale: KernelCell<Ranges>,
     /// Start and bytes of what a fork has left out, until the new host process has
     /// removed it.
     left_out: KernelCell<Vec<(u64, u64)>>,
@@ -87,8 +93,8 @@ impl Drop for AddressSpace {
 }
 
 #[derive(Clone)]
-struct State {
-    vmas: VmaMap,
+pub(super) struct State {
+    pub(super) vmas: VmaMap,
     /// New mappings go below this address.
     mmap_top: u64,
     brk_start: u64,
@@ -153,6 +159,8 @@ impl AddressSpace {
         Self {
             state: KernelCell::new(state),
             shown: KernelCell::new(BTreeMap::new()),
+            absent: KernelCell::default(),
+            stale: KernelCell::default(),
             left_out: KernelCell::default(),
             replaced: KernelCell::default(),
             image_numbers: KernelCell::default(),
@@ -176,11 +184,14 @@ impl AddressSpace {
     /// The book-keeping of a copy, for a new process. The host copies the memory,
     /// that which the child is not to have (madvise(2), `MADV_DONTFORK`) too.
     pub fn fork(&self) -> Result<Self> {
+        self.settle();
         let mut state = self.state.borrow_mut().clone();
         let dont_fork = state.vmas.iter().filter(|vma| vma.flags.contains(VmaFlags::DONT_FORK));
         let left_out: Vec<(u64, u64)> = dont_fork.map(|vma| (vma.start, vma.len())).collect();
+        let mut absent = self.absent.borrow_mut().clone();
         for &(start, len) in &left_out {
             state.vmas.remove(start, start + len);
+            absent.remove(start, start + len);
         }
         // mlock(2): locks are not inherited.
         state.locks_new = false;
@@ -189,6 +200,7 @@ impl AddressSpace {
         }
         let mut copy = Self::with(state);
         copy.gate = self.gate.copy();
+        copy.absent = KernelCell::new(absent);
         for (&address, &page) in self.shown.borrow_mut().iter() {
             if copy.find(address).is_some() {
                 copy.note_shown(address, page);
@@ -233,7 +245,7 @@ impl AddressSpace {
     }
 
     /// Removes the pages of the page store from the mappings in a range.
-    fn hide(&self, start: u64, end: u64) {
+    pub(super) fn hide(&self, start: u64, end: u64) {
         let hidden: Vec<(u64, u64)> = {
             let mut shown = self.shown.borrow_mut();
             let found: Vec<(u64, u64)> =
@@ -269,6 +281,7 @@ impl AddressSpace {
 
     /// Removes everything (execve).
     pub fn clear(&self) -> Result<()> {
+        self.settle();
         self.generator_callers.forget();
         self.hide(0, GUEST_MAX);
         let all = {
@@ -283,6 +296,7 @@ impl AddressSpace {
             self.forget(&vma);
         }
         self.replaced.borrow_mut().forget(0, GUEST_MAX);
+        self.absent.borrow_mut().remove(0, GUEST_MAX);
         Ok(())
     }
 
@@ -367,6 +381,7 @@ impl AddressSpace {
     /// Removes all mappings in a range; parts that are not mapped do not matter.
     pub fn unmap(&self, start: u64, len: u64) -> Result<()> {
         let end = check_range(start, len)?;
+        self.settle();
         self.hide(start, end);
         let removed = self.state.borrow_mut().vmas.remove(start, end);
         for vma in &removed {
@@ -376,12 +391,15 @@ impl AddressSpace {
             self.forget(vma);
         }
         self.replaced.borrow_mut().forget(start, end);
+        self.absent.borrow_mut().remove(start, end);
         Ok(())
     }
 
     /// Makes the host mapping of an area.
     fn map_on_host(&self, vma: &mut Vma) -> Result<()> {
-        map_on_host(vma)?;
+        self.settle();
+        let end = map_on_host(vma)?;
+        self.note_absent(vma, end);
         self.note_replaced(vma.start, vma.end, Provenance::Mapped);
         Ok(())
     }
@@ -428,6 +446,7 @@ impl AddressSpace {
             }
         }
         if covered_end > start {
+            self.settle();
             lazy::map_range(start, covered_end);
             self.recall_shared(start, covered_end);
             for (from, to) in self.mapped_parts(start, covered_end) {
@@ -455,18 +474,17 @@ impl AddressSpace {
         areas.iter().for_each(|vma| recall(vma, start, end));
     }
 
-    /// The parts of a range that exist on the host: everything except what lies
-    /// behind the end of an upper-layer file, or comes and goes by itself.
+    /// The parts of a range that exist on the host: everything except what is absent from
+    /// mappings of an upper-layer file, or comes and goes by itself.
     fn mapped_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut parts: Vec<(u64, u64)> = Vec::new();
-        for vma in self.state.borrow_mut().vmas.overlapping(start, end) {
-            let (from, to) = (vma.start.max(start), end.min(host_end(vma)));
-            if from >= to {
-                continue;
-            }
-            match parts.last_mut() {
-                Some(last) if last.1 == from => last.1 = to,
-                _ => parts.push((from, to)),
+        let state = self.state.borrow_mut();
+        for vma in state.vmas.overlapping(start, end).filter(|vma| vma.shared_upper().is_none()) {
+            for (from, to) in self.present(vma.start.max(start), vma.end.min(end)) {
+                match parts.last_mut() {
+                    Some(last) if last.1 == from => last.1 = to,
+                    _ => parts.push((from, to)),
+                }
             }
         }
         parts
@@ -561,13 +579,12 @@ impl AddressSpace {
             Remap::MayMove => self.place(Placement::Hint(0), new_len)?,
         };
         let kept = old_len.min(new_len);
+        self.settle();
         lazy::map_range(old, old_end);
         self.recall_shared(old, old_end);
-        let moved_end = host_end(&vma).min(old + kept);
-        if moved_end > old {
-            let len = moved_end - old;
-            Machine::move_pages(GuestRange::new(old, len)?, GuestRange::new(to, len)?)?;
-        }
+        self.move_parts(&self.mapped_parts(old, old + kept), to.wrapping_sub(old))?;
+        self.move_absent(old, kept, to);
+        self.absent.borrow_mut().remove(old, old_end);
         let areas = self.state.borrow_mut().vmas.remove(old, old_end);
         self.replaced.borrow_mut().forget(old, old_end);
         self.note_replaced(to, to + kept, Provenance::Moved);
@@ -716,54 +733,39 @@ fn recall(vma: &Vma, start: u64, end: u64) {
     }
 }
 
-/// End of the part of an area that exists on the host. Pages behind the end of
-/// an upper-layer file do not: touching them must be a `SIGBUS`. Pages of
-/// shared mappings of such files come and go ([`super::shared`]).
-fn host_end(vma: &Vma) -> u64 {
-    if vma.shared_upper().is_some() {
-        return vma.start;
-    }
-    match vma.file.as_deref() {
-        Some(FileBacking { source: MmapSource::Upper(file), .. }) => {
-            let pages = file.len().next_multiple_of(4096).saturating_sub(vma.offset);
-            vma.end.min(vma.start.saturating_add(pages)).max(vma.start)
-        }
-        _ => vma.end,
-    }
-}
-
-/// Makes the host mapping of an area.
-fn map_on_host(vma: &mut Vma) -> Result<()> {
+/// Makes the host mapping of an area, and returns the end of what it has now. Pages behind
+/// the end of an upper-layer file are left out: touching them must be a `SIGBUS`.
+fn map_on_host(vma: &mut Vma) -> Result<u64> {
     let sharing =
         if vma.flags.contains(VmaFlags::SHARED) { Sharing::Shared } else { Sharing::Private };
     if shm::is_shared_anonymous(vma) {
-        return shm::map(vma);
+        return shm::map(vma).map(|()| vma.end);
     }
     let Some(file) = vma.file.clone() else {
         vma.flags.remove(VmaFlags::FROM_IMAGE);
-        return Machine::map_anonymous(vma.range()?, vma.prot, sharing);
+        return Machine::map_anonymous(vma.range()?, vma.prot, sharing).map(|()| vma.end);
     };
     match &file.source {
         MmapSource::Zero => {
             vma.file = None;
-            Machine::map_anonymous(vma.range()?, vma.prot, sharing)
+            Machine::map_anonymous(vma.range()?, vma.prot, sharing)?;
         }
         MmapSource::Blob(blob) => {
             let fd = crate::host::blobs::descriptor(*blob)?;
-            Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
+            Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)?;
         }
         MmapSource::HostFile(path) => {
             let fd = crate::host::files::descriptor(path)?;
-            Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
+            Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)?;
         }
         MmapSource::Upper(upper) => {
             if sharing == Sharing::Shared {
                 // Pages come in when they are touched.
-                return Ok(());
+                return Ok(vma.start);
             }
-            let end = host_end(vma);
+            let end = end_of_file(vma, upper.len());
             if end == vma.start {
-                return Ok(());
+                return Ok(end);
             }
             let len = end - vma.start;
             let range = GuestRange::new(vma.start, len)?;
@@ -776,7 +778,9 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
                     count => at += count as u64,
                 }
             }
-            Machine::protect(range, vma.prot)
+            Machine::protect(range, vma.prot)?;
+            return Ok(end);
         }
     }
+    Ok(vma.end)
 }

@@ -74,17 +74,18 @@ impl Vma {
         self.start == self.end
     }
 
+    /// The file of a mapping of the upper layer.
+    pub fn upper(&self) -> Option<&Arc<dyn UpperPages>> {
+        match self.file.as_deref() {
+            Some(FileBacking { source: MmapSource::Upper(file), .. }) => Some(file),
+            _ => None,
+        }
+    }
+
     /// The file of a shared mapping of the upper layer, whose pages come and go
     /// ([`super::shared`]).
     pub fn shared_upper(&self) -> Option<&Arc<dyn UpperPages>> {
-        match self.file.as_deref() {
-            Some(FileBacking { source: MmapSource::Upper(file), .. })
-                if self.flags.contains(VmaFlags::SHARED) =>
-            {
-                Some(file)
-            }
-            _ => None,
-        }
+        self.upper().filter(|_| self.flags.contains(VmaFlags::SHARED))
     }
 
     fn can_merge_with(&self, next: &Vma) -> bool {

@@ -3,10 +3,11 @@
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::host_process::HostProcess;
-use super::scheduler::RunQueue;
+use super::host_process::{HostProcess, own_space};
+use super::scheduler::{self, RunQueue};
 use crate::errno::Result;
 use crate::mm::AddressSpace;
+use crate::mm::backing::UpperPages;
 use crate::state::kernel;
 
 /// The memory of a guest process, or of several after vfork(2), with their threads that can
@@ -81,4 +82,28 @@ impl Space {
     pub fn host_process(&self) -> Option<&'static HostProcess> {
         HostProcess::of_space(self.host_process.load(Relaxed), self.id)
     }
+}
+
+/// Takes the pages of a file that has become shorter, `len` bytes, out of all mappings. The memory of
+/// another host process has them until its threads come into the kernel, which they do at once.
+/// Whether any of the file is mapped.
+pub fn cut_off(file: &dyn UpperPages, len: u64) -> bool {
+    let mut is_mapped = false;
+    for space in kernel().tasks.spaces() {
+        is_mapped |= space.cut_off(file, len);
+        if !space.is_unsettled() {
+            continue;
+        }
+        if core::ptr::eq(&*own_space(), &*space) {
+            space.settle();
+            continue;
+        }
+        for thread in kernel().tasks.all_threads() {
+            if core::ptr::eq(&*thread.process.mm(), &*space) {
+                thread.needs_attention();
+                scheduler::kick(&thread);
+            }
+        }
+    }
+    is_mapped
 }

@@ -212,7 +212,10 @@ impl File for RegularFile {
             // A file that may be written to through this description must show
             // the writes in its mappings.
             (Some(id), Some(lower)) if !self.writable => lower.0.mmap_source(id),
-            _ => Ok(MmapSource::Upper(self.node.clone())),
+            _ => {
+                self.node.note_mapped();
+                Ok(MmapSource::Upper(self.node.clone()))
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use super::directory::Entries;
 use super::file::{MAX_FILE_SIZE, RegularFile, Seals};
@@ -20,6 +20,7 @@ use crate::fs::lower::{LowerId, LowerLayer};
 use crate::fs::writing;
 use crate::fs::xattr::ExtendedAttributes;
 use crate::sync::KernelCell;
+use crate::task::space::cut_off;
 
 /// A file of an overlay.
 pub struct Node {
@@ -40,6 +41,8 @@ struct Uses {
     opens: AtomicU32,
     /// Those of them that may write.
     writers: AtomicU32,
+    /// Whether memory may show pages of it.
+    mapped: AtomicBool,
     /// What a memory file no longer allows; `None` for all other files.
     seals: KernelCell<Option<Seals>>,
     /// Whether it never had a name and may never get one (`O_TMPFILE | O_EXCL`),
@@ -186,6 +189,18 @@ impl Node {
     /// Whether somebody has the file open for writing.
     pub fn is_written(&self) -> bool {
         self.uses.writers.load(Relaxed) > 0
+    }
+
+    /// Notes that memory is about to show pages of it.
+    pub(super) fn note_mapped(&self) {
+        self.uses.mapped.store(true, Relaxed);
+    }
+
+    /// Its pages behind a size go from all mappings.
+    fn cut_off_mappings(&self, size: u64) {
+        if self.uses.mapped.load(Relaxed) {
+            self.uses.mapped.store(cut_off(self, size), Relaxed);
+        }
     }
 
     /// What a memory file no longer allows; `None` for all other files.
@@ -430,6 +445,9 @@ impl Inode for Node {
         }
         self.begin_change();
         content.borrow_mut().truncate(size);
+        if size < old {
+            self.cut_off_mappings(size);
+        }
         self.touch_content();
         Ok(())
     }

@@ -3,8 +3,12 @@
 use super::*;
 use crate::fs::inode::AttributeChanges;
 use crate::fs::overlay::{Grow, RegularFile, Seals};
-use crate::mm::backing::MmapSource;
-use crate::mm::shared::Placed;
+use crate::mm::MapRequest;
+use crate::mm::backing::{FileBacking, MmapSource};
+use crate::mm::mlock::LockLimit;
+use crate::mm::shared::{Placed, SEGV_MAPERR, page_in};
+use crate::mm::space::{Placement, Remap};
+use crate::mm::vma::VmaFlags;
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_FSIZE;
@@ -200,6 +204,66 @@ fn a_page_is_in_one_place_at_a_time() {
     open.file.truncate(100).unwrap();
     assert_eq!(byte(HERE, 0), None);
     assert_eq!(file.lend(3, HERE, 3), Ok(None));
+}
+
+#[test]
+fn a_private_mapping_loses_what_its_file_loses() {
+    const HERE: u64 = 0x1111_0000;
+    const THERE: u64 = 0x2222_0000;
+    let (world, original) = world_with_big_file(10_000);
+    let open = world.open("/big", OpenFlags::RDWR).unwrap();
+    let mm = current_process().mm();
+    let backing = FileBacking {
+        source: open.file.mmap_source().unwrap(),
+        path: Arc::from(&b"/big"[..]),
+        device: 0,
+        inode: 0,
+        writable: true,
+    };
+    let request = MapRequest {
+        placement: Placement::FixedNoReplace(HERE),
+        len: 4 * 4096,
+        prot: 3,
+        flags: VmaFlags::empty(),
+        file: Some(Arc::new(backing)),
+        offset: 0,
+    };
+    assert_eq!(mm.map(request), Ok(HERE));
+    let mapped = |base: u64| [0, 1, 2, 3].map(|page| is_mapped(base + page * 4096));
+    let byte = |address: u64| UserAddress(address).read::<u8>().unwrap();
+    let comes = |address: u64| page_in(&mm, address, SEGV_MAPERR);
+    assert_eq!(mapped(HERE), [true, true, true, false]);
+    UserAddress(HERE + 4096).write(b"w").unwrap();
+    UserAddress(HERE + 8192).write(b"w").unwrap();
+
+    open.file.truncate(8000).unwrap();
+    assert_eq!(mapped(HERE), [true, true, false, false]);
+    assert_eq!(byte(HERE + 4096), b'w');
+    assert!(!comes(HERE + 8192));
+    assert_eq!(mm.present(HERE, HERE + 4 * 4096), [(HERE, HERE + 8192)]);
+    // It comes back as the file has it, and once.
+    open.file.truncate(20_000).unwrap();
+    write_at(&open, 8193, b"new");
+    assert!(comes(HERE + 8192 + 5));
+    assert_eq!([byte(HERE + 8192), byte(HERE + 8193)], *b"\0n");
+    UserAddress(HERE + 8192).write(b"x").unwrap();
+    assert!(comes(HERE + 8192));
+    assert_eq!(byte(HERE + 8192), b'x');
+    // Pages that are absent in the middle do not hinder those around them.
+    open.file.truncate(4096).unwrap();
+    open.file.truncate(20_000).unwrap();
+    assert!(comes(HERE + 3 * 4096));
+    assert_eq!(mapped(HERE), [true, false, false, true]);
+    assert_eq!(mm.protect(HERE, 4 * 4096, 3), Ok(()));
+    let limit = LockLimit(None);
+    assert_eq!(mm.remap(HERE, 4 * 4096, 4 * 4096, Remap::Fixed(THERE), limit), Ok(THERE));
+    assert_eq!((mapped(HERE), mapped(THERE)), ([false; 4], [true, false, false, true]));
+    assert_eq!(byte(THERE), original[0]);
+    assert!(comes(THERE + 4096));
+    assert_eq!(byte(THERE + 4096), 0);
+    assert_eq!(mm.unmap(THERE, 4 * 4096), Ok(()));
+    assert_eq!(open.file.truncate(0), Ok(()));
+    assert!(!comes(THERE));
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub fn before_return(frame: &Frame) {
     let thread = current();
     thread.context.attended();
     host_process::attend_interruption();
+    host_process::own_space().settle();
     scheduler::rest_if_asked();
     if Machine::take_doorbell() {
         control::handle_messages();
