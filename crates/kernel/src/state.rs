@@ -60,6 +60,12 @@ pub struct Kernel {
     pub futexes: crate::task::futex::Futexes,
     /// Processes that the host has asked for.
     pub remote: crate::remote::Remote,
+    /// Descriptors of files of a host directory.
+    pub host_files: crate::host::files::Descriptors,
+    /// Programs that do not exist, as the host has heard.
+    pub missing_programs: crate::exec::missing::Told,
+    /// System calls that were counted.
+    pub calls: crate::syscall::Counts,
     /// Timers by deadline.
     pub timers: crate::time::timer::Timers,
     /// How often this state has been thawed on the way to this copy.
@@ -119,6 +125,9 @@ impl Kernel {
             volumes: Default::default(),
             futexes: Default::default(),
             remote: Default::default(),
+            host_files: Default::default(),
+            missing_programs: Default::default(),
+            calls: Default::default(),
             timers: Default::default(),
             host_poll: Default::default(),
             generation: KernelCell::new(0),
@@ -229,6 +238,16 @@ impl<T> OfBoot<T> {
     /// The same, in the boot that has made it.
     pub fn get(&self) -> Option<&T> {
         (self.boot == generation()).then_some(&self.value)
+    }
+}
+
+impl<T: Default> OfBoot<T> {
+    /// The one of this boot, which is fresh if there is none or another boot has made it.
+    pub fn of_this(slot: &mut Option<Self>) -> &mut T {
+        if slot.as_ref().is_none_or(|known| known.boot != generation()) {
+            *slot = None;
+        }
+        &mut slot.get_or_insert_with(|| Self::new(T::default())).value
     }
 }
 

@@ -46,6 +46,36 @@ fn nothing_is_leaked() {
     assert!(leaking.is_empty(), "{leaking:?}");
 }
 
+/// Images hold the heap, so what hangs off a static would lie in them and belong to nobody. A
+/// `StaticCell` holds nothing of the heap, as the compiler checks (`thaw_platform::sync`).
+#[test]
+fn statics_own_no_memory_of_the_heap() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let files =
+        [source.clone(), source.join("../../platform/src")].map(|folder| source_files(&folder));
+    let mut owning = BTreeSet::new();
+    for file in files.into_iter().flatten() {
+        let names = owning_statics(&product_code(&file)).into_iter();
+        owning.extend(names.map(|name| (file.file_name().unwrap().to_owned(), name)));
+    }
+    // Messages of the host may come before there is a root. There are none when a sandbox is frozen.
+    owning.remove(&("control.rs".into(), "KEPT".to_owned()));
+    assert!(
+        owning.is_empty(),
+        "to be fields of `state::Kernel`, or each a `StaticCell`: {owning:?}"
+    );
+}
+
+#[test]
+fn a_static_that_owns_memory_is_found() {
+    let found = |text: &str| owning_statics(text);
+    assert_eq!(found("static A: KernelCell<Names> = KernelCell::new(Names::new());"), ["A"]);
+    assert_eq!(found("    pub(super) static mut B:\n        Late<Arc<Name>> = x;"), ["B"]);
+    assert_eq!(found("static C: StaticCell<Option<Given>> = StaticCell::new(None);"), [""; 0]);
+    assert_eq!(found("static D: Late<&'static dyn Hooks> = Late::empty();"), [""; 0]);
+    assert_eq!(found("let text: &'static str = String::new();\n// static E: Vec<u8> = x"), [""; 0]);
+}
+
 #[test]
 fn a_use_is_found_in_every_form() {
     let used = |text: &str| modules_used(text).into_iter().collect::<Vec<_>>();
@@ -84,6 +114,38 @@ fn product_code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let end = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
     text[..end].to_owned()
+}
+
+/// The statics of a text whose type may own memory of the heap.
+fn owning_statics(text: &str) -> Vec<String> {
+    const OWNERS: [&str; 11] = [
+        "KernelCell",
+        "OnceCell",
+        "LazyLock",
+        "Mutex",
+        "Vec",
+        "VecDeque",
+        "BTreeMap",
+        "BTreeSet",
+        "String",
+        "Box",
+        "Arc",
+    ];
+    let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap()).collect();
+    let mut found = Vec::new();
+    for at in 0..code.len() {
+        let Some((before, _)) = code[at].split_once("static ") else { continue };
+        // An item, not a lifetime.
+        let is_item = ["", "pub", "pub(super)", "pub(crate)"].contains(&before.trim());
+        let rest = code[at..].join(" ").split_off(before.len() + "static ".len());
+        let Some((name, rest)) = rest.split_once(':').filter(|_| is_item) else { continue };
+        let declared = rest.split(['=', ';']).next().unwrap();
+        let mut words = declared.split(|c: char| !c.is_alphanumeric());
+        if words.any(|word| OWNERS.contains(&word)) {
+            found.push(name.trim_start_matches("mut ").to_owned());
+        }
+    }
+    found
 }
 
 /// The modules of the crate that a text names.

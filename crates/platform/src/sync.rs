@@ -59,6 +59,35 @@ impl<T: Copy> KernelCell<T> {
     }
 }
 
+/// A [`KernelCell`] that is a static. Statics hold what each boot makes anew, and images hold the heap:
+/// so a static owns no memory of the heap. The compiler checks that by what need not be dropped.
+///
+/// ```
+/// static NUMBER: thaw_platform::sync::StaticCell<Option<u32>> =
+///     thaw_platform::sync::StaticCell::new(None);
+/// ```
+///
+/// ```compile_fail
+/// static NAME: thaw_platform::sync::StaticCell<Option<Vec<u8>>> =
+///     thaw_platform::sync::StaticCell::new(None);
+/// ```
+pub struct StaticCell<T>(KernelCell<T>);
+
+impl<T> StaticCell<T> {
+    /// Wraps `value`.
+    pub const fn new(value: T) -> Self {
+        const { assert!(!core::mem::needs_drop::<T>(), "a static owns memory of the heap") };
+        Self(KernelCell::new(value))
+    }
+}
+
+impl<T> Deref for StaticCell<T> {
+    type Target = KernelCell<T>;
+    fn deref(&self) -> &KernelCell<T> {
+        &self.0
+    }
+}
+
 /// A borrowed value; the borrow ends when this is dropped.
 pub struct Borrowed<'a, T: ?Sized> {
     cell: &'a KernelCell<T>,

@@ -19,8 +19,18 @@ use crate::sync::KernelCell;
 use crate::task::Process;
 use crate::task::thread::current;
 
-/// What the host has heard of in this boot.
-static TOLD: KernelCell<Option<OfBoot<Vec<Vec<u8>>>>> = KernelCell::new(None);
+/// What the host has heard of, of each boot its own.
+#[derive(Default)]
+pub struct Told {
+    names: KernelCell<Option<OfBoot<Vec<Vec<u8>>>>>,
+}
+
+impl Told {
+    /// Copies have a host that has heard of nothing yet: forgets what this one has heard of.
+    pub fn prepare_freeze(&self) {
+        *self.names.borrow_mut() = None;
+    }
+}
 
 /// execve(2) of the running process has failed.
 pub fn not_executed(context: &Context, start: &Path, path: &[u8], error: Errno) {
@@ -49,12 +59,11 @@ pub fn process_ended(process: &Process) {
 
 /// Whether the host has not heard of this one, and of few others; it has then.
 fn is_news(name: &[u8]) -> bool {
-    let mut told = TOLD.borrow_mut();
-    let mut names = told.as_ref().and_then(|told| told.get().cloned()).unwrap_or_default();
+    let mut told = kernel().missing_programs.names.borrow_mut();
+    let names = OfBoot::of_this(&mut told);
     let is_news = names.len() < LACKS_TOLD_MAX && !names.iter().any(|known| known == name);
     if is_news {
         names.push(name.to_vec());
-        *told = Some(OfBoot::new(names));
     }
     is_news
 }
@@ -85,6 +94,16 @@ fn base_name(path: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_hears_of_a_name_once_and_the_next_one_again() {
+        let _sandbox = crate::testing::Sandbox::new();
+        assert_eq!([b"git", b"git", b"cvs"].map(|name| is_news(name)), [true, false, true]);
+        kernel().generation.set(1);
+        assert_eq!([b"git", b"git"].map(|name| is_news(name)), [true, false]);
+        kernel().missing_programs.prepare_freeze();
+        assert!(is_news(b"git"));
+    }
 
     #[test]
     fn what_is_looked_for_in_several_directories_is_a_name() {

@@ -72,6 +72,8 @@ fn freeze(cause: u32) {
     crate::net::prepare_freeze();
     if !is_checkpoint {
         say_losses();
+        kernel().missing_programs.prepare_freeze();
+        kernel().calls.recent.prepare_freeze();
     }
     let mut report = come_to_rest(Use::Copies);
     let may_go_on = is_checkpoint && freeze_request::may_have_twin();

@@ -15,11 +15,11 @@ use super::control::{self, Message};
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{Clocks, HostFd, HostFiles, Machine};
 use crate::state::{OfBoot, kernel};
-use crate::sync::KernelCell;
+use crate::sync::StaticCell;
 
 /// The socket of a host, by the host's number ([`Asked`]); none: the control socket serves. The kernel lock is
 /// held from a request to its reply, so that there is one request at a time.
-static SOCKET: KernelCell<Option<OfBoot<Given>>> = KernelCell::new(None);
+static SOCKET: StaticCell<Option<OfBoot<Given>>> = StaticCell::new(None);
 
 /// What a host has given, and its number.
 type Given = (u64, Option<HostFd>);

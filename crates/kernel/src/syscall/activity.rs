@@ -10,6 +10,7 @@ use thaw_abi::control::{ACTIVITY_NAMES_MAX, Activity, MSG_ACTIVITY};
 
 use super::{Entry, trace};
 use crate::host::control;
+use crate::state::{OfBoot, kernel};
 use crate::sync::KernelCell;
 use crate::task::scheduler::RunState;
 use crate::task::{current, ids::Tid, thread::Thread};
@@ -20,9 +21,20 @@ const PAIRS_MAX: usize = 4096;
 /// How many calls of a thread are named.
 const NAMED: usize = 3;
 
-/// The calls since the host has asked last.
-static CALLS: KernelCell<Calls> = KernelCell::new(Calls::new());
+/// The calls since the host has asked last, of each boot its own.
+#[derive(Default)]
+pub struct Recent {
+    calls: KernelCell<Option<OfBoot<Calls>>>,
+}
 
+impl Recent {
+    /// Nobody asks copies before they run: forgets all.
+    pub fn prepare_freeze(&self) {
+        *self.calls.borrow_mut() = None;
+    }
+}
+
+#[derive(Default)]
 struct Calls {
     all: u64,
     /// By thread and name of the call.
@@ -30,10 +42,6 @@ struct Calls {
 }
 
 impl Calls {
-    const fn new() -> Self {
-        Self { all: 0, by_thread: BTreeMap::new() }
-    }
-
     fn add(&mut self, thread: u32, name: &'static str) {
         self.all += 1;
         if self.by_thread.len() < PAIRS_MAX || self.by_thread.contains_key(&(thread, name)) {
@@ -56,7 +64,8 @@ impl Calls {
 /// The current thread makes a call.
 pub(super) fn count(entry: Option<&Entry>) {
     let name = entry.map_or("an unknown one", |entry| entry.name);
-    CALLS.borrow_mut().add(current().tid().number(), name);
+    let mut calls = kernel().calls.recent.calls.borrow_mut();
+    OfBoot::of_this(&mut calls).add(current().tid().number(), name);
 }
 
 /// Tells the host what `threads` have done since it asked last, and which calls `busy` has made
@@ -65,7 +74,7 @@ pub fn tell(threads: &[impl AsRef<Thread>], busy: Option<Tid>) {
     let is_uninterruptible = |thread: &Thread| {
         matches!(thread.sched.get().state, RunState::Uninterruptible | RunState::Forking)
     };
-    let calls = core::mem::replace(&mut *CALLS.borrow_mut(), Calls::new());
+    let calls = core::mem::take(OfBoot::of_this(&mut kernel().calls.recent.calls.borrow_mut()));
     let activity = Activity {
         calls: calls.all,
         timers: timer::count() as u32,
@@ -78,18 +87,13 @@ pub fn tell(threads: &[impl AsRef<Thread>], busy: Option<Tid>) {
     control::send(MSG_ACTIVITY, 0, bytemuck::bytes_of(&activity), names.as_bytes());
 }
 
-/// Another boot begins, in which nobody has asked.
-pub(super) fn forget() {
-    *CALLS.borrow_mut() = Calls::new();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_most_frequent_calls_of_a_thread_come_first() {
-        let mut calls = Calls::new();
+        let mut calls = Calls::default();
         for (thread, name, times) in
             [(1, "read", 9), (2, "futex", 2), (2, "poll", 5), (2, "read", 1), (2, "write", 1)]
         {
@@ -103,7 +107,7 @@ mod tests {
 
     #[test]
     fn what_is_counted_has_a_bound() {
-        let mut calls = Calls::new();
+        let mut calls = Calls::default();
         (0..2 * PAIRS_MAX as u32).for_each(|thread| calls.add(thread, "read"));
         assert_eq!((calls.all, calls.by_thread.len()), (2 * PAIRS_MAX as u64, PAIRS_MAX));
     }

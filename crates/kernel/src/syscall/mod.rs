@@ -40,6 +40,16 @@ pub struct Entry {
     pub support: Support,
 }
 
+/// System calls that were counted: while somebody waits for the program's entry point, and those that
+/// Thaw does not have.
+#[derive(Default)]
+pub struct Counts {
+    /// Those of threads.
+    pub recent: activity::Recent,
+    /// Unknown ones.
+    pub unknown: trace::Unknown,
+}
+
 /// Performs the system call of a frame.
 pub fn perform(frame: &Frame) {
     host_process::count_call();

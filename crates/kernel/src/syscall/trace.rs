@@ -10,6 +10,7 @@ use crate::errno::Errno;
 use crate::platform::panic::Console;
 use crate::platform::registers::Frame;
 use crate::platform::user::UserAddress;
+use crate::state::{OfBoot, kernel};
 use crate::sync::KernelCell;
 use crate::task::current;
 use crate::task::signal::Signal;
@@ -20,13 +21,16 @@ const PRINTED: u8 = 1;
 const COUNTED: u8 = 2;
 /// What is done with calls, in one byte: a call that nobody watches reads no more than that.
 static WATCHED: AtomicU8 = AtomicU8::new(0);
-/// Numbers of unknown calls and how often they were made, in this boot.
-static UNKNOWN: KernelCell<BTreeMap<u64, u64>> = KernelCell::new(BTreeMap::new());
+
+/// Numbers of unknown calls and how often they were made, of each boot its own.
+#[derive(Default)]
+pub struct Unknown {
+    counts: KernelCell<Option<OfBoot<BTreeMap<u64, u64>>>>,
+}
 
 /// Switches the trace on or off for this boot, in which nothing is counted yet.
 pub fn enable(on: bool) {
     WATCHED.store(if on { PRINTED } else { 0 }, Relaxed);
-    activity::forget();
 }
 
 /// Whether calls are traced.
@@ -46,8 +50,8 @@ pub fn begin_to_count() -> bool {
 
 /// Counts a call that is not in the table, and names it when it is first seen.
 pub fn count_unknown(number: u64) {
-    let mut unknown = UNKNOWN.borrow_mut();
-    let count = unknown.entry(number).or_insert(0);
+    let mut unknown = kernel().calls.unknown.counts.borrow_mut();
+    let count = OfBoot::of_this(&mut unknown).entry(number).or_insert(0);
     *count += 1;
     if *count == 1 && enabled() {
         crate::console!("thaw: system call {number} is not implemented; it returned ENOSYS");
@@ -56,7 +60,7 @@ pub fn count_unknown(number: u64) {
 
 /// How often each unknown call was made.
 pub fn unknown_calls() -> BTreeMap<u64, u64> {
-    UNKNOWN.borrow_mut().clone()
+    OfBoot::of_this(&mut kernel().calls.unknown.counts.borrow_mut()).clone()
 }
 
 /// Prints the unknown calls at the end of a traced program.

@@ -18,14 +18,14 @@ use crate::errno::{Errno, Result};
 use crate::platform::boot_area::{ENDS, LENGTHS, of_process};
 use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_READ, PROT_WRITE};
 use crate::state::{self, OfBoot};
-use crate::sync::KernelCell;
+use crate::sync::StaticCell;
 
 /// What the host has given for a volume: lengths and ends. `None`: it gives none in this boot.
 type Given = Option<[HostFd; 2]>;
 
 /// The same by number of the mount, if the host that serves now was asked.
-static GIVEN: KernelCell<[Option<OfBoot<Given>>; LENGTHS_MOUNTS]> =
-    KernelCell::new([const { None }; LENGTHS_MOUNTS]);
+static GIVEN: StaticCell<[Option<OfBoot<Given>>; LENGTHS_MOUNTS]> =
+    StaticCell::new([const { None }; LENGTHS_MOUNTS]);
 
 /// Whether the lengths of a volume's files are told. The host is asked once in a boot.
 pub fn are_known(bind: &Bind) -> bool {
