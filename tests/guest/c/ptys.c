@@ -2,6 +2,8 @@
 #include "guest.h"
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/time.h>
+#include <sys/wait.h>
 #include <termios.h>
 
 static int master, slave;
@@ -69,6 +71,11 @@ static void program(size_t room)
     errno = 0;
     ssize_t got = read(slave, bytes, room);
     show("program", bytes, got);
+}
+
+static void on_alarm(int signal)
+{
+    (void)signal;
 }
 
 static void modes(tcflag_t set, tcflag_t clear, int minimum, int time)
@@ -244,6 +251,45 @@ int main(void)
     modes(0, 0, 1, 0);
     type("\x03\x1a\x7f\x04");
     program(100);
+
+    PART("time between bytes");
+    modes(0, 0, 3, 2);
+    type("a");
+    TRY(poll(&request, 1, 0));
+    program(100);
+    type("abcd");
+    program(100);
+    type("abc");
+    program(2);
+    program(100);
+    modes(0, 0, 3, 10);
+    pid_t typist = MUST(fork());
+    if (!typist) {
+        /* The first byte may take longer than the time between bytes. */
+        usleep(1100000);
+        MUST(write(master, "x", 1));
+        usleep(100000);
+        MUST(write(master, "y", 1));
+        _exit(0);
+    }
+    program(100);
+    MUST(waitpid(typist, NULL, 0));
+    modes(0, 0, 3, 0);
+    type("ab");
+    struct sigaction ring = {.sa_handler = on_alarm};
+    MUST(sigaction(SIGALRM, &ring, NULL));
+    /* Again and again: the first one may come before the read. */
+    struct itimerval rings = {.it_value.tv_usec = 100000, .it_interval.tv_usec = 100000};
+    MUST(setitimer(ITIMER_REAL, &rings, NULL));
+    program(100);
+    rings = (struct itimerval){0};
+    MUST(setitimer(ITIMER_REAL, &rings, NULL));
+    MUST(fcntl(slave, F_SETFL, O_RDWR | O_NONBLOCK));
+    type("cd");
+    program(100);
+    program(100);
+    MUST(fcntl(slave, F_SETFL, O_RDWR));
+    modes(0, 0, 1, 0);
     type("typed before");
     modes(ICANON | ECHO | ISIG, 0, -1, 0);
     type("\n");

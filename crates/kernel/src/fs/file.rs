@@ -224,6 +224,17 @@ pub trait File: Any + Saved + Send + Sync {
         false
     }
 
+    /// Bytes that are there for a read that waits for more. Whenever there are others, the time
+    /// for the next ones begins anew.
+    fn bytes_waiting(&self) -> usize {
+        0
+    }
+
+    /// Takes bytes for a read that waited for more and is to end.
+    fn take_waiting(&self, _sink: &mut Sink<'_>) -> Result<usize> {
+        Ok(0)
+    }
+
     /// See [`File::read_timeout_ns`].
     fn write_timeout_ns(&self) -> Option<u64> {
         None
@@ -320,19 +331,38 @@ impl OpenFile {
             self.note_read(count);
             return Ok(count);
         }
-        let timeout = self.file.read_timeout_ns();
-        let outcome = self.blocking(timeout, || self.file.read(sink, 0));
-        let may_wait = !self.flags().contains(OpenFlags::NONBLOCK);
-        if outcome == Err(Errno::EAGAIN)
-            && timeout.is_some()
-            && may_wait
-            && self.file.timeout_ends_read()
-        {
-            return Ok(0);
-        }
-        let count = outcome?;
+        let count = loop {
+            if let Some(count) = self.read_stream(sink)? {
+                break count;
+            }
+        };
         self.note_read(count);
         Ok(count)
+    }
+
+    /// Reads from what is no seekable file; `None` if bytes have come that do not suffice.
+    fn read_stream(&self, sink: &mut Sink<'_>) -> Result<Option<usize>> {
+        let timeout = self.file.read_timeout_ns();
+        let mut waiting = None;
+        let outcome = self.blocking(timeout, || match self.file.read(sink, 0) {
+            Err(Errno::EAGAIN) => {
+                let now = self.file.bytes_waiting();
+                let has_changed = waiting.replace(now).is_some_and(|before| before != now);
+                if has_changed { Ok(None) } else { Err(Errno::EAGAIN) }
+            }
+            outcome => outcome.map(Some),
+        });
+        let error = match outcome {
+            // It has waited, or would have.
+            Err(error @ (Errno::EAGAIN | Errno::ERESTARTSYS)) if waiting.is_some() => error,
+            outcome => return outcome,
+        };
+        let count = self.file.take_waiting(sink)?;
+        let is_over = error == Errno::EAGAIN
+            && timeout.is_some()
+            && !self.flags().contains(OpenFlags::NONBLOCK)
+            && self.file.timeout_ends_read();
+        if count > 0 || is_over { Ok(Some(count)) } else { Err(error) }
     }
 
     /// pread(2).

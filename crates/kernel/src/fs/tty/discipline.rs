@@ -359,21 +359,33 @@ impl Discipline {
         if self.termios.has_local(ICANON) {
             return 1;
         }
-        let minimum = usize::from(self.termios.characters[VMIN]);
-        // With a timer, whatever is there is returned: no timer between bytes.
-        if self.termios.characters[VTIME] > 0 { 1 } else { minimum.min(room) }
+        match self.min_and_time() {
+            (0, time) => usize::from(time > 0),
+            (minimum, _) => usize::from(minimum).min(room),
+        }
     }
 
-    /// Whether a read with a large buffer would return at once.
+    fn min_and_time(&self) -> (u8, u8) {
+        (self.termios.characters[VMIN], self.termios.characters[VTIME])
+    }
+
+    /// Whether there is something to read, as poll(2) says it. With a time between bytes, the first
+    /// one is enough (`input_available_p` in drivers/tty/n_tty.c).
     pub fn is_readable(&self) -> bool {
-        self.available() > 0 && self.available() >= self.wanted(usize::MAX)
+        let wanted = match self.min_and_time() {
+            (minimum, 0) if !self.termios.has_local(ICANON) => usize::from(minimum),
+            _ => 1,
+        };
+        self.available() >= wanted.max(1)
     }
 
-    /// Limit of the wait for a first byte, in nanoseconds (`VMIN` 0, `VTIME`).
+    /// Limit of the wait for the next byte, in nanoseconds: for the first one if `VMIN` is 0, for
+    /// those after the first one otherwise (termios(3), "MIN > 0, TIME > 0").
     pub fn timeout_ns(&self) -> Option<u64> {
-        let [time, minimum] = [VTIME, VMIN].map(|index| self.termios.characters[index]);
-        let timed = !self.termios.has_local(ICANON) && minimum == 0 && time > 0;
-        timed.then(|| u64::from(time) * 100_000_000)
+        let (minimum, time) = self.min_and_time();
+        let is_timed = time > 0 && (minimum == 0 || self.available() > 0);
+        let is_raw = !self.termios.has_local(ICANON);
+        (is_raw && is_timed).then(|| u64::from(time) * 100_000_000)
     }
 
     /// Takes what a read of `room` bytes returns; `None`: wait.
@@ -515,6 +527,13 @@ mod tests {
         assert_eq!(tty.read(1).unwrap(), b"");
         tty.termios.characters[VTIME] = 3;
         assert_eq!((tty.read(1), tty.timeout_ns()), (None, Some(300_000_000)));
+        // The time between bytes begins with the first one.
+        tty.termios.characters[VMIN] = 3;
+        assert_eq!((tty.is_readable(), tty.timeout_ns()), (false, None));
+        typed(&mut tty, b"ab");
+        assert_eq!((tty.is_readable(), tty.read(100)), (true, None));
+        assert_eq!((tty.timeout_ns(), tty.available()), (Some(300_000_000), 2));
+        assert_eq!(tty.read(2).unwrap(), b"ab");
     }
 
     #[test]

@@ -297,6 +297,15 @@ impl Slave {
     }
 }
 
+impl Slave {
+    /// Copies bytes that a read takes, which leaves room for others.
+    fn hand_out(&self, sink: &mut Sink<'_>, bytes: &[u8]) -> Result<usize> {
+        let outcome = sink.put(bytes);
+        self.pty.master_queue.wake_all(Events::OUT | Events::WRNORM);
+        outcome
+    }
+}
+
 impl File for Slave {
     fn read(&self, sink: &mut Sink<'_>, _: u64) -> Result<usize> {
         if self.pty.is_hung_up() {
@@ -304,9 +313,7 @@ impl File for Slave {
         }
         job::check_read(&self.pty.job)?;
         let bytes = self.pty.discipline.borrow_mut().read(sink.remaining()).ok_or(Errno::EAGAIN)?;
-        let outcome = sink.put(&bytes);
-        self.pty.master_queue.wake_all(Events::OUT | Events::WRNORM);
-        outcome
+        self.hand_out(sink, &bytes)
     }
 
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
@@ -371,6 +378,15 @@ impl File for Slave {
 
     fn timeout_ends_read(&self) -> bool {
         true
+    }
+
+    fn bytes_waiting(&self) -> usize {
+        self.pty.discipline.borrow_mut().available()
+    }
+
+    fn take_waiting(&self, sink: &mut Sink<'_>) -> Result<usize> {
+        let bytes = self.pty.discipline.borrow_mut().take(sink.remaining());
+        self.hand_out(sink, &bytes)
     }
 
     fn stat(&self) -> Result<Stat> {
