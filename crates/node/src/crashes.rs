@@ -6,13 +6,11 @@
 //! off (its clients get 503), and its image is frozen anew, which gives it other
 //! addresses (Catalyzer, 6.8: layout refresh).
 
-use crate::instance::End;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use thaw_home::config::FunctionName;
-use thaw_sandbox::GuestExit;
 use tokio::sync::Notify;
 
 /// In which time crashes are counted.
@@ -24,38 +22,6 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(300);
 /// After this long without backing off, the next time is the first again.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(1800);
-
-/// Signals by which a program ends that has read or written where it should not, or has
-/// noticed so itself (signal(7)).
-const CRASH_SIGNALS: [i32; 7] = [
-    libc::SIGILL,
-    libc::SIGTRAP,
-    libc::SIGABRT,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGSEGV,
-    libc::SIGSYS,
-];
-
-/// Whether an instance that ended so has crashed.
-pub fn is_crash(end: &End) -> bool {
-    match end {
-        End::Exited(GuestExit::Signal(signal)) => CRASH_SIGNALS.contains(&i32::from(*signal)),
-        End::Killed(Some(signal)) | End::KilledInBoot(Some(signal)) => {
-            CRASH_SIGNALS.contains(signal)
-        }
-        End::Violation(_) => true,
-        End::Exited(GuestExit::Code(_))
-        | End::Failed(_)
-        | End::MemoryLost(_)
-        | End::LimitReached(_)
-        | End::NotFetched(_)
-        | End::TenantSpent
-        | End::Killed(None)
-        | End::KilledInBoot(None)
-        | End::Rewound => false,
-    }
-}
 
 /// The crashes of one function. Times are nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Debug)]
@@ -160,15 +126,6 @@ mod tests {
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
-
-    #[test]
-    fn ends_by_faults_are_crashes() {
-        assert!(is_crash(&End::Exited(GuestExit::Signal(11))));
-        assert!(is_crash(&End::Killed(Some(libc::SIGSYS))));
-        assert!(!is_crash(&End::Exited(GuestExit::Signal(15))));
-        assert!(!is_crash(&End::Exited(GuestExit::Code(1))));
-        assert!(!is_crash(&End::Killed(Some(libc::SIGKILL))), "memory, time, or an operator");
-    }
 
     #[test]
     fn many_crashes_in_a_minute_make_it_back_off_longer_each_time() {

@@ -1,7 +1,6 @@
 //! Connections of which the gateway only copies the bytes, when their daemon ends in order: each is
 //! kept for the next one before that.
 
-use crate::node::NodeState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use tokio::sync::watch;
@@ -42,17 +41,17 @@ impl Joined {
 }
 
 /// One that is to be kept if the daemon leaves, as long as it lives.
-pub(crate) struct Moving(Arc<NodeState>);
+pub(crate) struct Moving(Arc<Joined>);
 
 impl Moving {
-    pub(crate) fn new(node: &Arc<NodeState>) -> Self {
-        node.joined().moving.fetch_add(1, SeqCst);
-        Self(node.clone())
+    pub(crate) fn new(joined: &Arc<Joined>) -> Self {
+        joined.moving.fetch_add(1, SeqCst);
+        Self(joined.clone())
     }
 }
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        self.0.joined().moving.fetch_sub(1, SeqCst);
+        self.0.moving.fetch_sub(1, SeqCst);
     }
 }

@@ -3,6 +3,7 @@
 pub mod admission;
 mod allowance;
 pub mod asleep;
+mod body_room;
 pub mod boots;
 pub mod catalog;
 pub mod crashes;
@@ -22,7 +23,6 @@ pub mod packing;
 pub mod pressure;
 pub mod pulls;
 pub mod reactor;
-pub mod rollout;
 pub mod sandboxes;
 pub mod service;
 pub mod socket;

@@ -2,18 +2,20 @@
 
 #[cfg(test)]
 mod contrib_tests;
+mod events;
 mod names;
 mod pulls;
 mod requests;
+mod tally;
 mod tenants;
 mod traces;
 mod triggers;
 
 use crate::boots::BootRecord;
-use crate::history::{EventKind, Events, Tallies};
 use crate::instance::RewindInfo;
 use crate::tenants::TenantReport;
-use crate::usage::StateMemory;
+pub(crate) use events::now_ms;
+pub use events::{Event, EventKind, Events};
 pub use names::NAMES;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -25,11 +27,13 @@ pub use pulls::PullMetrics;
 use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+pub use tally::{FUNCTIONS_MAX, OTHERS};
+pub(crate) use tally::{Reading, Tallies, TimesReading};
 use tenants::TenantMetrics;
 use thaw_home::config::FunctionName;
 use thaw_sandbox::FunctionEgressBytes;
 pub(crate) use traces::TraceCounters;
-pub use triggers::TriggerMetrics;
+pub use triggers::{QueueInfo, TriggerMetrics};
 
 /// Counters of a node.
 #[derive(Debug)]
@@ -68,6 +72,18 @@ pub struct Metrics {
     triggers: TriggerMetrics,
     pulls: PullMetrics,
     traces: TraceCounters,
+}
+
+/// Memory of the instances of a function in one state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateMemory {
+    /// The function.
+    pub function: String,
+    /// The state.
+    pub state: &'static str,
+    /// Their proportional shares, in bytes. Where not all were counted, those that were stand
+    /// for the others.
+    pub bytes: u64,
 }
 
 /// Counters of a function's connections, looked up once: there are many.

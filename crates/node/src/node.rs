@@ -1,11 +1,18 @@
 //! The node: all functions that are served here, and what they share.
 
+mod asked;
+mod counted;
+mod cpu_time;
 mod departures;
 mod ending;
 mod left_asleep;
 mod left_execs;
+mod rollout;
 mod room;
 mod routing;
+
+pub use cpu_time::watch_cpu_time;
+pub use rollout::{Served, ShareOf};
 
 use crate::admission::Admission;
 use crate::asleep::{AsleepSpace, Left};
@@ -15,9 +22,7 @@ use crate::edge::Edge;
 use crate::health::Failures;
 use crate::joined::Joined;
 use crate::metrics::Metrics;
-use crate::pressure::Asked;
 use crate::pulls::Pulls;
-use crate::rollout::Served;
 use crate::sandboxes::egress::EgressTable;
 use crate::sandboxes::limits::LimitsTable;
 use crate::sandboxes::volumes::VolumesTable;
@@ -26,7 +31,8 @@ use crate::swap::SwapSpace;
 use crate::tenants::Tenants;
 use crate::traces::{TraceSettings, Tracer};
 use crate::triggers::Triggers;
-use crate::usage::MemoryByState;
+use asked::Asked;
+use counted::MemoryByState;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
@@ -49,12 +55,12 @@ pub struct NodeState {
     coming_patience: OnceLock<Duration>,
     admission: Arc<Admission>,
     /// Connections of which the gateway only copies the bytes.
-    joined: Joined,
+    joined: Arc<Joined>,
     /// Liveness probes that may be under way.
     probes: Arc<Semaphore>,
     next_connection: AtomicU64,
     next_instance: AtomicU64,
-    boots: RecentBoots,
+    boots: Arc<RecentBoots>,
     metrics: Metrics,
     draining: AtomicBool,
     /// Instances are left to the next daemon, and take requests until then.
@@ -134,11 +140,11 @@ impl NodeState {
             idle: Notify::new(),
             coming_patience: OnceLock::new(),
             admission,
-            joined: Joined::default(),
+            joined: Arc::default(),
             probes: Arc::new(Semaphore::new(PROBES_MAX)),
             next_connection: AtomicU64::new(1),
             next_instance: AtomicU64::new(1),
-            boots: RecentBoots::default(),
+            boots: Arc::default(),
             metrics: Metrics::default(),
             draining: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
@@ -238,7 +244,7 @@ impl NodeState {
     }
 
     /// What is known of recent boots.
-    pub fn boots(&self) -> &RecentBoots {
+    pub fn boots(&self) -> &Arc<RecentBoots> {
         &self.boots
     }
 
@@ -343,7 +349,7 @@ impl NodeState {
     }
 
     /// Connections of which the gateway only copies the bytes.
-    pub(crate) fn joined(&self) -> &Joined {
+    pub(crate) fn joined(&self) -> &Arc<Joined> {
         &self.joined
     }
 

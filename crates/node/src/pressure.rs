@@ -7,12 +7,11 @@
 //! long as both hold, the instances that have been idle longest give up theirs, one after the other.
 
 use crate::node::NodeState;
-use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::time::sleep;
 
 const MEMORY_PRESSURE: &str = "/proc/pressure/memory";
@@ -29,37 +28,6 @@ const TOO_MUCH: f64 = 10.0;
 const TOO_LITTLE: u64 = 10;
 /// Instances that are asked at a time: the next look shows whether that was enough.
 const AT_A_TIME: usize = 4;
-/// How long one may take to do what it was asked before others are asked in its place: one whose
-/// program computes, or whose tenant has no room for its memory, never does.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// After which time it is asked again.
-const ASKED_AGAIN: Duration = Duration::from_secs(60);
-
-/// Instances that were asked to give something up, and when.
-#[derive(Debug, Default)]
-pub(crate) struct Asked {
-    since: HashMap<u64, Instant>,
-}
-
-impl Asked {
-    /// Of those that have not done it, in their order, the ones to be asked: `most` at most.
-    pub fn choose(
-        &mut self,
-        all: impl IntoIterator<Item = u64>,
-        most: usize,
-        now: Instant,
-    ) -> Vec<u64> {
-        let age = |since: Instant| now.saturating_duration_since(since);
-        self.since.retain(|_, since| age(*since) < ASKED_AGAIN);
-        let is_late = |id: &u64| self.since.get(id).is_some_and(|since| age(*since) >= PATIENCE);
-        let chosen: Vec<u64> = all.into_iter().filter(|id| !is_late(id)).take(most).collect();
-        for id in &chosen {
-            self.since.entry(*id).or_insert(now);
-        }
-        chosen
-    }
-}
-
 /// Watches the host's memory for as long as the node lives.
 pub async fn watch_pressure(node: Arc<NodeState>) {
     if let Err(error) = memory_pressure()
@@ -186,20 +154,6 @@ fn room_of_group(group: &Path) -> Option<Room> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn those_that_do_not_do_it_make_way_for_others() {
-        let (mut asked, begin) = (Asked::default(), Instant::now());
-        let mut at = |seconds, all: &[u64]| {
-            asked.choose(all.iter().copied(), 2, begin + Duration::from_secs(seconds))
-        };
-        assert_eq!(at(0, &[1, 2, 3, 4]), [1, 2]);
-        assert_eq!(at(1, &[1, 2, 3, 4]), [1, 2], "they have a moment");
-        assert_eq!(at(2, &[2, 3, 4]), [2, 3], "the first one has done it");
-        assert_eq!(at(3, &[2, 3, 4]), [3, 4]);
-        assert_eq!(at(9, &[2, 3, 4]), [] as [u64; 0]);
-        assert_eq!(at(60, &[2, 3, 4]), [2], "it is asked again");
-    }
 
     #[test]
     fn memory_is_short_when_little_is_left() {

@@ -1,72 +1,215 @@
-//! Dependencies between modules that must point one way.
+//! The order of the modules, as the README states it: a module uses those below it only.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules below the gateway.
-const BELOW: &[&str] = &[
-    "admission.rs",
-    "boots.rs",
-    "crashes.rs",
-    "edge",
-    "far.rs",
-    "health.rs",
-    "inject",
-    "instance",
-    "logs",
-    "metrics",
-    "metrics.rs",
-    "node",
-    "node.rs",
-    "rollout.rs",
-    "service",
-    "tenants",
-    "upstream",
+/// From the lowest to the highest. Modules in one row use each other in a circle still: a row
+/// gets shorter, and no row is added that has more than one.
+const ORDER: &[&[&str]] = &[
+    &["socket"],
+    &["reactor"],
+    &["to_its_end"],
+    &["packing"],
+    &["allowance"],
+    &["swap"],
+    &["admission"],
+    &["health"],
+    &["body_room"],
+    &["joined"],
+    &["crashes"],
+    &["logs"],
+    &["edge"],
+    &["boots"],
+    &["inject"],
+    &["far"],
+    &["pulls"],
+    &["tenants"],
+    &[
+        "asleep",
+        "catalog",
+        "instance",
+        "metrics",
+        "node",
+        "sandboxes",
+        "service",
+        "traces",
+        "triggers",
+        "upstream",
+        "usage",
+    ],
+    &["pressure"],
+    &["history"],
+    &["gateway"],
+    &["legacy"],
+    &["work"],
 ];
 
-/// The source files of a module.
-fn files(path: &Path) -> Vec<PathBuf> {
-    if path.is_file() {
-        return vec![path.to_owned()];
-    }
-    let entries = fs::read_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    entries.flat_map(|entry| files(&entry.unwrap().path())).collect()
-}
+type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// Lines of code that name a module; comments may.
-fn lines_that_name(text: &str, module: &str) -> Vec<String> {
-    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
-    let names = |line: &&str| {
-        let in_a_path = format!("{module}::");
-        let in_a_group = ["{", " "].map(|before| format!("{before}{module},"));
-        line.contains(&in_a_path)
-            || line.contains("crate::{") && in_a_group.iter().any(|name| line.contains(name))
-            || line.trim() == format!("use crate::{module};")
+#[test]
+fn modules_use_those_below_them() {
+    let level = |module: &str| {
+        let found = ORDER.iter().position(|row| row.contains(&module));
+        found.unwrap_or_else(|| panic!("`{module}` is not in the order"))
     };
-    code.filter(names).map(str::to_owned).collect()
+    let mut upward = BTreeSet::new();
+    for (module, used) in uses() {
+        let higher = |used: &String| level(used) > level(&module);
+        upward.extend(used.into_iter().filter(higher).map(|used| (module.clone(), used)));
+    }
+    assert!(upward.is_empty(), "uses of a higher module, as (user, used): {upward:#?}");
 }
 
 #[test]
-fn a_name_is_found_in_code_only() {
-    for code in
-        ["use crate::gateway::Gateway;", "use crate::{gateway, node};", "use crate::gateway;"]
-    {
-        assert_eq!(lines_that_name(code, "gateway").len(), 1, "{code}");
-    }
-    for other in
-        ["// see crate::gateway::accept", "let gateway = 1;", "use crate::node::NodeState;"]
-    {
-        assert!(lines_that_name(other, "gateway").is_empty(), "{other}");
-    }
-}
-
-#[test]
-fn nothing_below_the_gateway_names_it() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    for module in BELOW {
-        for file in files(&source.join(module)) {
-            let found = lines_that_name(&fs::read_to_string(&file).unwrap(), "gateway");
-            assert!(found.is_empty(), "{} names the gateway: {found:?}", file.display());
+fn those_in_a_circle_are_in_one() {
+    let uses = uses();
+    for row in ORDER.iter().filter(|row| row.len() > 1) {
+        for module in *row {
+            let reached = reached_within(row, module, &uses);
+            let missed: Vec<_> = row.iter().filter(|other| !reached.contains(**other)).collect();
+            assert!(missed.is_empty(), "`{module}` leads to {missed:?} no more: a row of its own");
         }
     }
+}
+
+#[test]
+fn the_order_has_each_module_once_and_is_the_readmes() {
+    let mut listed: Vec<&str> = ORDER.iter().flat_map(|row| row.iter().copied()).collect();
+    listed.sort_unstable();
+    let lib = fs::read_to_string(source().join("lib.rs")).unwrap();
+    let declared = |line: &str| {
+        let name = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("mod ")?;
+        Some(name.strip_suffix(';')?.to_owned())
+    };
+    let modules: BTreeSet<String> = lib.lines().filter_map(declared).collect();
+    assert_eq!(listed, modules.iter().map(String::as_str).collect::<Vec<_>>());
+
+    let row = |row: &&[&str]| match row {
+        [one] => (*one).to_owned(),
+        circle => format!("({})", circle.join(" ")),
+    };
+    let order = ORDER.iter().map(row).collect::<Vec<_>>().join(" ");
+    let readme = fs::read_to_string(source().join("../README.md")).unwrap();
+    let readme = readme.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(readme.contains(&format!("```text {order} ```")), "README.md lacks: {order}");
+}
+
+#[test]
+fn a_use_is_found_in_every_form() {
+    let used = |text: &str| modules_used(text).into_iter().collect::<Vec<_>>();
+    assert_eq!(used("use crate::gateway::Gateway;"), ["gateway"]);
+    assert_eq!(used("let x = crate::boots::look();"), ["boots"]);
+    assert_eq!(
+        used("use crate::{edge::{A, B},\n    node, tenants::Room};"),
+        ["edge", "node", "tenants"]
+    );
+    assert_eq!(used("// see crate::gateway::accept"), [""; 0]);
+    assert_eq!(used("use other_crate::gateway;"), [""; 0]);
+}
+
+/// The modules of a row that one of them uses, directly or by others of the row; and itself.
+fn reached_within(row: &[&str], module: &str, uses: &Uses) -> BTreeSet<String> {
+    let (mut reached, mut next) = (BTreeSet::new(), vec![module.to_owned()]);
+    while let Some(module) = next.pop() {
+        let used = uses.get(&module).into_iter().flatten();
+        next.extend(used.filter(|used| row.contains(&used.as_str())).cloned());
+        if !reached.insert(module) {
+            next.retain(|module| !reached.contains(module));
+        }
+    }
+    reached
+}
+
+fn source() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+/// The other modules that each module uses.
+fn uses() -> Uses {
+    let source = source();
+    let mut uses = Uses::new();
+    for file in source_files(&source) {
+        let module = module_of(&source, &file);
+        if module != "lib" {
+            let mut used = modules_used(&product_code(&file));
+            used.remove(&module);
+            uses.entry(module).or_default().extend(used);
+        }
+    }
+    uses
+}
+
+/// All source files but those of unit tests.
+fn source_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(source_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    let is_for_tests = |path: &PathBuf| {
+        let stem = path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
+        stem || path.components().any(|part| part.as_os_str() == "tests")
+    };
+    files.retain(|path| !is_for_tests(path));
+    files
+}
+
+/// The top-level module to which a file belongs.
+fn module_of(source: &Path, file: &Path) -> String {
+    let first = file.strip_prefix(source).unwrap().components().next().unwrap();
+    first.as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned()
+}
+
+/// A file without its unit tests.
+fn product_code(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+    text[..end].to_owned()
+}
+
+/// The modules of the crate that a text names; comments may.
+fn modules_used(text: &str) -> BTreeSet<String> {
+    let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let code = lines.collect::<Vec<_>>().join("\n");
+    let mut found = BTreeSet::new();
+    for (at, path) in code.match_indices("crate::") {
+        let is_own =
+            !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_');
+        if is_own {
+            found.extend(first_names(&code[at + path.len()..]));
+        }
+    }
+    found
+}
+
+/// The first names of a path, or of all paths of a group in braces.
+fn first_names(rest: &str) -> Vec<String> {
+    let name = |text: &str| {
+        let text = text.trim_start();
+        let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+        text[..end].to_owned()
+    };
+    let Some(group) = rest.strip_prefix('{') else { return vec![name(rest)] };
+    let (mut names, mut depth, mut begin) = (Vec::new(), 0, 0);
+    for (at, char) in group.char_indices() {
+        match char {
+            '{' => depth += 1,
+            '}' | ',' if depth == 0 => {
+                names.push(name(&group[begin..at]));
+                begin = at + 1;
+                if char == '}' {
+                    break;
+                }
+            }
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    names.retain(|name| !name.is_empty());
+    names
 }

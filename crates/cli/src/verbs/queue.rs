@@ -7,7 +7,8 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 use std::process::ExitCode;
 use thaw_home::config::FunctionName;
-use thaw_node::triggers::{InvocationId, InvocationInfo, Origin, QueueInfo};
+use thaw_node::metrics::QueueInfo;
+use thaw_node::triggers::{InvocationId, InvocationInfo, Origin};
 
 /// Show, retry and remove asynchronous invocations.
 ///

@@ -37,13 +37,13 @@
 //! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
 //! | `GET /pulls`, `POST /pulls` | [`PullInfo`](thaw_node::pulls::PullInfo) of each; [`NewPull`](thaw_node::pulls::NewPull) begins one |
 //! | `GET`, `DELETE /pulls/ID` | one of them; it ends |
-//! | `GET /queues`, `GET /functions/NAME/queue`, `GET …/queue/ID` | [`QueueInfo`](thaw_node::triggers::QueueInfo) of each; [`InvocationInfo`](thaw_node::triggers::InvocationInfo) of those in one; one with its request |
+//! | `GET /queues`, `GET /functions/NAME/queue`, `GET …/queue/ID` | [`QueueInfo`](thaw_node::metrics::QueueInfo) of each; [`InvocationInfo`](thaw_node::triggers::InvocationInfo) of those in one; one with its request |
 //! | `POST /functions/NAME/queue/retry?id=ID`, `purge?id=ID&state=S` | dead letters are queued again; invocations are removed |
 //! | `GET /schedules`, `GET /functions/NAME/schedules` | [`ScheduleInfo`](thaw_node::triggers::ScheduleInfo) of each |
 //! | `GET /instances` | [`InstanceInfo`](thaw_node::service::InstanceInfo) of each |
 //! | `GET /stats` | [`Stats`](thaw_node::history::Stats): rates and states of the last seconds |
 //! | `GET /stats/series?function=NAME` | [`SeriesView`](thaw_node::history::SeriesView): the last hour |
-//! | `GET /events` | the latest [`Event`](thaw_node::history::Event)s, newest first |
+//! | `GET /events` | the latest [`Event`](thaw_node::metrics::Event)s, newest first |
 //! | `GET /openapi.json` | this API, as OpenAPI describes it |
 //! | `GET /df` | [`UsageReport`](thaw_node::usage::UsageReport): what is stored and shared |
 //! | `GET /tenants` | [`TenantReport`](thaw_node::tenants::TenantReport) of each |

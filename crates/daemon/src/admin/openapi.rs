@@ -12,7 +12,9 @@ use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 use thaw_node::catalog::Reload;
-use thaw_node::history::{Event, SeriesView, Stats};
+use thaw_node::history::{SeriesView, Stats};
+use thaw_node::metrics::Event;
+use thaw_node::metrics::QueueInfo;
 use thaw_node::pulls::{NewPull, PullInfo};
 use thaw_node::sandboxes::files::FileInfo;
 use thaw_node::sandboxes::tree::TREE_TYPE;
@@ -23,7 +25,7 @@ use thaw_node::sandboxes::{
 };
 use thaw_node::service::{CheckpointTaken, Forked, InstanceInfo, Restored};
 use thaw_node::tenants::TenantReport;
-use thaw_node::triggers::{QueueInfo, ScheduleInfo};
+use thaw_node::triggers::ScheduleInfo;
 use thaw_node::usage::UsageReport;
 
 /// What a body is.

@@ -30,7 +30,7 @@ use thaw_node::logs::{Follower, Line};
 use thaw_node::service::{InstanceInfo, Service, VolumeFiles};
 use thaw_node::tenants::TenantReport;
 use thaw_node::to_its_end::to_its_end;
-use thaw_node::usage::{MemoryByState, UsageReport, measure_memory};
+use thaw_node::usage::{UsageReport, measure_memory, memory_by_state};
 use thaw_sandbox::Awake;
 use thaw_store::Name;
 use tokio::sync::mpsc;
@@ -154,7 +154,7 @@ pub(crate) async fn metrics_text(admin: &Admin) -> String {
         }
     }
     let counts: Vec<_> = counts.into_iter().map(|((f, state), count)| (f, state, count)).collect();
-    admin.shared.metrics().show_memory(&MemoryByState::of(&admin.shared).await);
+    admin.shared.metrics().show_memory(&memory_by_state(&admin.shared).await);
     let zygotes = admin.catalog.pool().stats().ready as i64;
     // The other metrics are worth having without these.
     let tenants = report_tenants(admin).await.unwrap_or_else(|error| {
@@ -239,7 +239,8 @@ pub(crate) async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, S
     let (shared, store) = (admin.shared.clone(), admin.catalog.store().clone());
     let volumes = VolumeStore::of(admin.home.clone());
     let report = tokio::task::spawn_blocking(move || -> Result<_, String> {
-        let mut tenants = TenantReport::all(&shared, &store).map_err(|error| error.to_string())?;
+        let mut tenants =
+            TenantReport::all(shared.tenants(), &store).map_err(|error| error.to_string())?;
         let volumes = volumes.bytes_of_tenants().map_err(|error| error.to_string())?;
         for tenant in &mut tenants {
             let name = TenantName::of(tenant.domain.as_ref());

@@ -11,7 +11,8 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::Value;
-use thaw_node::history::{Event, SeriesView, Stats};
+use thaw_node::history::{SeriesView, Stats};
+use thaw_node::metrics::Event;
 
 /// Most events of an answer.
 const EVENTS_MAX: usize = 512;

@@ -175,7 +175,7 @@ impl Serving {
 
     fn write_periods(&self) {
         if self.shared.tenants().bound_cpu_time() {
-            write_down(&self.shared, &self.periods);
+            write_down(self.shared.tenants(), &self.periods);
         }
     }
 }

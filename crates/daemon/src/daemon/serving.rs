@@ -20,9 +20,9 @@ use thaw_node::gateway::Gateway;
 use thaw_node::history::History;
 use thaw_node::logs::Logs;
 use thaw_node::node::NodeState;
+use thaw_node::node::watch_cpu_time;
 use thaw_node::pressure::watch_pressure;
 use thaw_node::sandboxes::Sandboxes;
-use thaw_node::tenants::watch_cpu_time;
 use thaw_node::traces::Tracer;
 use thaw_node::triggers::{self, Triggers};
 use thaw_sandbox::{GuardedPort, monitor};
@@ -67,7 +67,7 @@ impl Serving {
         let gateway_address = reachable(doors.gateway_address);
         let tracing = options.traces.clone().map(|settings| {
             let tracer = shared.trace_with(settings);
-            (tracer.clone(), tokio::spawn(tracer.send_all(shared.clone())))
+            (tracer.clone(), tokio::spawn(tracer.send_all(shared.boots().clone())))
         });
         let triggers =
             Triggers::start(&home.triggers()?, &shared, gateway_address, options.max_instances)?;

@@ -10,7 +10,7 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use maud::{Markup, html};
 use serde::Deserialize;
-use thaw_node::history::{Event, EventKind};
+use thaw_node::metrics::{Event, EventKind};
 
 /// Events of a page.
 const EVENTS_SHOWN: usize = 512;

@@ -32,7 +32,7 @@ use session::Sessions;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use thaw_node::history::EventKind;
+use thaw_node::metrics::EventKind;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 

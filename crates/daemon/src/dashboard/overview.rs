@@ -12,7 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
 use maud::{Markup, html};
-use thaw_node::history::{EventKind, Stats};
+use thaw_node::history::Stats;
+use thaw_node::metrics::EventKind;
 use thaw_node::tenants::TenantReport;
 
 /// Events that the page shows.

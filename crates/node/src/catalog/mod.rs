@@ -18,8 +18,7 @@ pub use restart::{RestartError, Restarted};
 
 use crate::instance::{Client, LaunchError, Launched, Launcher, WorkingSetUse};
 use crate::logs::{FunctionLog, Logs};
-use crate::node::NodeState;
-use crate::rollout::{Served, ShareOf};
+use crate::node::{NodeState, Served, ShareOf};
 use crate::service::Service;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};

@@ -1,7 +1,7 @@
 //! Restarting a function: the same versions of it, served by new instances.
 
 use super::Catalog;
-use crate::rollout::Served;
+use crate::node::Served;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use thaw_home::config::{FunctionConfig, FunctionName};

@@ -5,13 +5,14 @@ use super::client::RoutedClient;
 use super::refusal::{Audience, Refusal};
 use super::report;
 use super::routed::{AnswerBody, too_large};
+use crate::body_room::{Holder, NoRoom, Room};
 use crate::edge::RequestId;
 use crate::service::Service;
 use crate::traces::Producing;
 use crate::triggers::cloudevents::{self, Mode};
 use crate::triggers::{
-    Holder, InvocationId, KEY_MAX, NewInvocation, NotQueued, Origin, Queued, QueuedRequest, Room,
-    carried, prefers_async,
+    InvocationId, KEY_MAX, NewInvocation, NotQueued, Origin, Queued, QueuedRequest, carried,
+    prefers_async,
 };
 use crate::upstream::RequestBody;
 use http_body_util::{BodyExt, Full};
@@ -177,7 +178,7 @@ enum Unread {
     TooSlow(Duration),
     TooLarge(u64),
     Broken,
-    NoRoom(NotQueued),
+    NoRoom(NoRoom),
 }
 
 impl Unread {
@@ -186,7 +187,9 @@ impl Unread {
             Self::TooSlow(patience) => Refusal::BodyTooSlow(patience),
             Self::TooLarge(most) => too_large(service, most),
             Self::Broken => Refusal::BadHead(HeadError::Body),
-            Self::NoRoom(why) => not_queued(service, why),
+            Self::NoRoom(NoRoom(reason)) => {
+                Refusal::QueueFull { function: service.name().to_string(), reason }
+            }
         }
     }
 }
@@ -312,7 +315,7 @@ fn answer(queued: Queued) -> Response<AnswerBody> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::triggers::Rooms;
+    use crate::body_room::Rooms;
     use hyper::body::Frame;
     use std::convert::Infallible;
     use std::pin::Pin;

@@ -251,7 +251,7 @@ pub(super) struct Joint<C, I> {
 
 impl<C: Side, I: Side> Joint<C, I> {
     pub fn begin(place: Place, pair: Pair<C, I>) -> Self {
-        let moving = pair.sockets().map(|_| Moving::new(place.service.shared()));
+        let moving = pair.sockets().map(|_| Moving::new(place.service.shared().joined()));
         if let Some(table) = place.service.table_of(place.instance)
             && moving.is_some()
         {
@@ -303,7 +303,7 @@ impl<C: Side, I: Side> Joint<C, I> {
             Ok(Some(kept)) => {
                 let _ = leaving.wait_for(|is_leaving| !*is_leaving).await;
                 drop(kept);
-                self.moving = Some(Moving::new(self.place.service.shared()));
+                self.moving = Some(Moving::new(self.place.service.shared().joined()));
             }
             Ok(None) => {}
             Err(error) => tracing::debug!("a connection ends with this daemon: {error}"),

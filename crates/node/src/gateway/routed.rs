@@ -66,7 +66,8 @@ impl Asked {
     /// An instance has it.
     pub fn note_placed(&self, instance: u64) {
         if let Some(trace) = &self.trace {
-            trace.placed(&self.service, instance);
+            let (version, tenant) = (self.service.version(), self.service.tenant().name());
+            trace.placed(instance, version, tenant);
         }
     }
 }

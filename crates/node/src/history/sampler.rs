@@ -1,12 +1,10 @@
 //! Takes the samples.
 
-use super::events::now_ms;
 use super::series::{COLUMNS, Column, Sample, Series, SeriesView};
 use super::stats::{FunctionStats, NodeStats, Stats};
-use super::tally::{Reading, TimesReading};
-use super::{FUNCTIONS_MAX, OTHERS};
 use crate::boots::BootKind;
 use crate::instance::InstanceState;
+use crate::metrics::{FUNCTIONS_MAX, OTHERS, Reading, TimesReading, now_ms};
 use crate::node::NodeState;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -287,7 +285,7 @@ mod tests {
     use super::*;
 
     fn reading(requests: u32) -> HashMap<String, Reading> {
-        let tallies = super::super::Tallies::default();
+        let tallies = crate::metrics::Tallies::default();
         for _ in 0..requests {
             tallies.placed("f", Duration::from_millis(2));
             tallies.responded(Some("f"), 200, Duration::from_millis(8));

@@ -4,6 +4,18 @@ use std::fmt;
 use thaw_home::config::{ByteSize, TimeSpan};
 use thaw_sandbox::{GuestExit, LimitReached};
 
+/// Signals by which a program ends that has read or written where it should not, or has
+/// noticed so itself (signal(7)).
+const CRASH_SIGNALS: [i32; 7] = [
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+];
+
 /// How an instance ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum End {
@@ -38,6 +50,28 @@ pub enum End {
     /// It has served its request, and is another instance from now on.
     #[error("the sandbox was put back into the state before its request")]
     Rewound,
+}
+
+impl End {
+    /// Whether the program has crashed.
+    pub fn is_crash(&self) -> bool {
+        match self {
+            Self::Exited(GuestExit::Signal(signal)) => CRASH_SIGNALS.contains(&i32::from(*signal)),
+            Self::Killed(Some(signal)) | Self::KilledInBoot(Some(signal)) => {
+                CRASH_SIGNALS.contains(signal)
+            }
+            Self::Violation(_) => true,
+            Self::Exited(GuestExit::Code(_))
+            | Self::Failed(_)
+            | Self::MemoryLost(_)
+            | Self::LimitReached(_)
+            | Self::NotFetched(_)
+            | Self::TenantSpent
+            | Self::Killed(None)
+            | Self::KilledInBoot(None)
+            | Self::Rewound => false,
+        }
+    }
 }
 
 /// A limit that an instance has reached, for the operator.
@@ -99,6 +133,15 @@ fn explain_signal(signal: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ends_by_faults_are_crashes() {
+        assert!(End::Exited(GuestExit::Signal(11)).is_crash());
+        assert!(End::Killed(Some(libc::SIGSYS)).is_crash());
+        assert!(!End::Exited(GuestExit::Signal(15)).is_crash());
+        assert!(!End::Exited(GuestExit::Code(1)).is_crash());
+        assert!(!End::Killed(Some(libc::SIGKILL)).is_crash(), "memory, time, or an operator");
+    }
 
     #[test]
     fn a_limit_that_was_reached_says_what_to_do() {

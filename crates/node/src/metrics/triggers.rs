@@ -1,11 +1,30 @@
 //! What is counted of triggers.
 
-use crate::triggers::QueueInfo;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
+use serde::{Deserialize, Serialize};
+
+/// A queue in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct QueueInfo {
+    /// The function.
+    pub function: String,
+    /// Invocations that wait.
+    pub queued: u64,
+    /// Those that are attempted now.
+    pub running: u64,
+    /// Dead letters.
+    pub dead: u64,
+    /// Bytes of all but the dead letters.
+    pub bytes: u64,
+    /// Bytes of the dead letters.
+    pub dead_bytes: u64,
+    /// When the oldest one that is not dead was queued, in milliseconds since 1970.
+    pub oldest_ms: Option<u64>,
+}
 
 /// Counters and gauges of queues and schedules.
 #[derive(Debug)]

@@ -1,8 +1,7 @@
 //! Instances that are gone, of which something is kept by their numbers: that they are sandboxes, their rules
 //! and limits. Whoever keeps it hears of those alone, and does not look at all the others.
 
-use super::NodeState;
-use crate::rollout::Served;
+use super::{NodeState, Served};
 use crate::service::Service;
 use std::collections::HashSet;
 use std::mem;

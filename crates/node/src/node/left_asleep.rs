@@ -1,9 +1,8 @@
 //! Instances that are asleep from one daemon to the next: those that an earlier one has left are taken
 //! over when their functions are served, and this one leaves its own to the next.
 
-use super::NodeState;
+use super::{NodeState, Served};
 use crate::asleep::{AsleepNote, Left};
-use crate::rollout::Served;
 use crate::service::Service;
 use std::collections::HashMap;
 use std::mem;

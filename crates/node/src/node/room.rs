@@ -2,7 +2,7 @@
 //! make some.
 
 use super::NodeState;
-use crate::pressure::Asked;
+use super::asked::Asked;
 use crate::service::Service;
 use crate::tenants::Tenant;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,7 @@
 //! Which versions of functions get requests here, and those that get none any more and of which the
 //! last instances still work.
 
-use super::NodeState;
-use crate::rollout::Served;
+use super::{NodeState, Served};
 use crate::service::Service;
 use crate::tenants::Tenant;
 use std::sync::Arc;

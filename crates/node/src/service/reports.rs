@@ -4,7 +4,6 @@
 use super::Service;
 use crate::asleep::Asleep;
 use crate::boots::BootRecord;
-use crate::crashes::is_crash;
 use crate::health::Verdict;
 use crate::instance::{Change, End, LimitSetting};
 use crate::sandboxes::Execs;
@@ -140,7 +139,7 @@ impl Service {
             tracing::warn!(function = %self.name(), instance = id, "an instance ended: {why}");
         }
         self.shared.ended(self.name(), expected);
-        if !expected && is_crash(end) {
+        if !expected && end.is_crash() {
             self.crashed();
             if is_unnoticed {
                 self.note(Verdict::Failed);

@@ -54,6 +54,13 @@ pub fn write_periods(tenants: &Tenants, file: &Path) -> io::Result<()> {
     fs::rename(&temporary, file)
 }
 
+/// Writes the periods down. A disk that is full costs no more than that.
+pub fn write_down(tenants: &Tenants, file: &Path) {
+    if let Err(error) = write_periods(tenants, file) {
+        tracing::debug!("cannot write down what tenants have used ({error})");
+    }
+}
+
 /// Goes on with the periods that were written down, where they are not over and quotas have
 /// the same length of period. To be called when the tenants are known.
 ///

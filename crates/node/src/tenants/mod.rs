@@ -9,7 +9,7 @@
 //! | file | what it bounds |
 //! | --- | --- |
 //! | `room` | instances, and the sum of their memory limits |
-//! | `cpu`, `watch`, `carried` | CPU time in a period, which outlasts the daemon |
+//! | `cpu`, `carried` | CPU time in a period, which outlasts the daemon |
 //! | `swap` | bytes in swap files, counted when an instance hibernates |
 //! | `report` | all of it, to be shown |
 //!
@@ -21,15 +21,13 @@ mod cpu;
 mod report;
 mod room;
 mod swap;
-mod watch;
 
-pub use carried::{CARRIED_FILE, read_periods, write_periods};
+pub use carried::{CARRIED_FILE, read_periods, write_down, write_periods};
 pub use cpu::{CpuAccount, PeriodUse};
 pub use report::{CpuPeriod, TenantReport};
 pub(crate) use room::Ending;
 pub use room::{Lease, Room, Taken};
 pub use swap::{SwapLease, SwapRoom};
-pub use watch::{watch_cpu_time, write_down};
 
 pub(crate) use cpu::Standing;
 

@@ -1,7 +1,6 @@
 //! What tenants use, to be shown.
 
-use super::{REFUSED_NAMES, Tenant};
-use crate::node::NodeState;
+use super::{REFUSED_NAMES, Tenant, Tenants};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -96,10 +95,10 @@ impl TenantReport {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn all(shared: &Arc<NodeState>, store: &Store) -> Result<Vec<Self>, StoreError> {
-        let stored = shared.tenants().store().measure(store)?;
+    pub fn all(tenants: &Tenants, store: &Store) -> Result<Vec<Self>, StoreError> {
+        let stored = tenants.store().measure(store)?;
         let of = |tenant: &Arc<Tenant>| stored.get(tenant.name()).copied().unwrap_or_default();
-        let all = shared.tenants().all();
+        let all = tenants.all();
         Ok(all.iter().map(|tenant| Self::new(tenant, of(tenant))).collect())
     }
 }

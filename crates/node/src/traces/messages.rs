@@ -4,8 +4,8 @@
 use super::span::{Kind, Span, unix_ns};
 use super::{Record, Tracer};
 use crate::edge::RequestId;
-use crate::triggers::InvocationId;
 use hyper::header::HeaderMap;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -31,7 +31,7 @@ impl Step {
         Some(Self { tracer: tracer.clone(), span, began: Instant::now() })
     }
 
-    fn finish(mut self, invocation: InvocationId) {
+    fn finish(mut self, invocation: impl Display) {
         let took = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.span.end_ns = self.span.start_ns.saturating_add(took);
         self.span.set("messaging.message.id", &*invocation.to_string());
@@ -66,7 +66,7 @@ impl Producing {
     }
 
     /// It is queued.
-    pub fn finish(self, invocation: InvocationId) {
+    pub fn finish(self, invocation: impl Display) {
         if let Some(step) = self.step {
             step.finish(invocation);
         }
@@ -95,7 +95,7 @@ impl Consuming {
     }
 
     /// It is over: `done`, or why not.
-    pub fn finish(self, invocation: InvocationId, outcome: &'static str) {
+    pub fn finish(self, invocation: impl Display, outcome: &'static str) {
         let Some(mut step) = self.0 else { return };
         step.span.set("thaw.outcome", outcome);
         if outcome != "done" {

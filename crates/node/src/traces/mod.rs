@@ -31,7 +31,6 @@ pub use span::{Kind, Span, Value, unix_ns};
 use crate::boots::RecentBoots;
 use crate::edge::RequestId;
 use crate::metrics::TraceCounters;
-use crate::node::NodeState;
 use hyper::header::HeaderMap;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -122,15 +121,15 @@ impl Tracer {
         queue.drain(..count).collect()
     }
 
-    /// Sends what is recorded, until the task is dropped.
-    pub async fn send_all(self: Arc<Self>, node: Arc<NodeState>) {
+    /// Sends what is recorded, with the boots among these, until the task is dropped.
+    pub async fn send_all(self: Arc<Self>, boots: Arc<RecentBoots>) {
         let mut health = export::Health::default();
         loop {
             let _ = tokio::time::timeout(self.settings.delay, self.full.notified()).await;
             loop {
                 let batch = self.take();
                 let is_last = batch.len() < self.settings.batch_max;
-                self.send(batch, node.boots(), export::Patience::Usual, &mut health).await;
+                self.send(batch, &boots, export::Patience::Usual, &mut health).await;
                 if is_last {
                     break;
                 }

@@ -8,7 +8,6 @@ use super::Record;
 use super::span::{Kind, Span, unix_ns};
 use crate::boots::{BootRecord, RecentBoots};
 use crate::edge::{Passage, RequestId};
-use crate::service::Service;
 use hyper::header::{HOST, HeaderName, USER_AGENT};
 use hyper::{Method, Request, Version};
 use std::collections::HashMap;
@@ -16,6 +15,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use thaw_home::clock::monotonic_ns;
+use thaw_home::tenants::TenantName;
 
 /// Who has come, and how.
 #[derive(Clone, Copy, Debug)]
@@ -100,12 +100,11 @@ impl RequestTrace {
         Arc::new(Self { since_ns: came.since_ns, start_ns, span, method, placed })
     }
 
-    /// An instance has it. The last one counts.
-    pub fn placed(&self, service: &Service, instance: u64) {
-        let tenant = service.tenant().name();
+    /// An instance of this version of a function has it. The last one counts.
+    pub fn placed(&self, instance: u64, version: u32, tenant: &TenantName) {
         *self.placed.lock().expect("no holder panics") = Some(Placed {
             instance,
-            version: service.version(),
+            version,
             tenant: tenant.label().to_owned(),
             at_ns: monotonic_ns(),
         });

@@ -12,7 +12,6 @@
 //! | `destinations` | calling other functions with what came of an invocation |
 //! | `schedules` | queueing what schedules ask for |
 //! | `cloudevents` | CloudEvents over HTTP |
-//! | `room` | room for bodies while they are read |
 
 mod attempts;
 pub mod cloudevents;
@@ -21,7 +20,6 @@ mod file;
 mod ledger;
 mod record;
 mod retry;
-mod room;
 mod schedules;
 #[cfg(test)]
 mod tests;
@@ -30,13 +28,14 @@ mod writer;
 pub use ledger::{KEY_MAX, Which};
 pub use record::{
     Death, InvocationId, InvocationInfo, InvocationStatus, NewInvocation, NotQueued, Origin,
-    QueueInfo, Queued, QueuedRequest, Record, Unavailable,
+    Queued, QueuedRequest, Record, Unavailable,
 };
 #[cfg(test)]
 pub(crate) use retry::gateway_error;
-pub(crate) use room::{Holder, Room, Rooms};
 pub use schedules::ScheduleInfo;
 
+use crate::body_room::{Holder, Room, Rooms};
+use crate::metrics::QueueInfo;
 use crate::node::NodeState;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::collections::HashMap;

@@ -323,25 +323,6 @@ pub struct InvocationInfo {
     pub record: Record,
 }
 
-/// A queue in numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct QueueInfo {
-    /// The function.
-    pub function: String,
-    /// Invocations that wait.
-    pub queued: u64,
-    /// Those that are attempted now.
-    pub running: u64,
-    /// Dead letters.
-    pub dead: u64,
-    /// Bytes of all but the dead letters.
-    pub bytes: u64,
-    /// Bytes of the dead letters.
-    pub dead_bytes: u64,
-    /// When the oldest one that is not dead was queued, in milliseconds since 1970.
-    pub oldest_ms: Option<u64>,
-}
-
 /// When a schedule has last fired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScheduleRow {

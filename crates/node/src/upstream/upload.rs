@@ -1,6 +1,6 @@
 //! The body of a client's request on its way to an instance.
 
-use crate::triggers::Room;
+use crate::body_room::Room;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::io;
 use std::pin::Pin;

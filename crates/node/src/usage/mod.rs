@@ -9,7 +9,7 @@ mod states;
 mod volumes;
 
 pub use memory::{MemoryUse, measure_instance, measure_memory, measure_memory_of};
-pub use states::{MemoryByState, StateMemory};
+pub use states::memory_by_state;
 pub use volumes::VolumeUsage;
 
 use crate::asleep::{Sleeper, sleepers_in};

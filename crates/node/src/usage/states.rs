@@ -4,13 +4,13 @@
 //! somebody asks, and not for everybody who does.
 
 use super::memory::{COUNTED_MAX, COUNTING_MAX, in_turns, memory_of, memory_of_reader};
+use crate::metrics::StateMemory;
 use crate::node::NodeState;
 use crate::service::Service;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thaw_sandbox::MemoryReader;
-use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
 
 /// What was counted is good for so long.
@@ -19,32 +19,6 @@ const FRESH: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// An older count is not shown.
 const STALE: Duration = Duration::from_secs(300);
-
-/// Memory of the instances of a function in one state.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateMemory {
-    /// The function.
-    pub function: String,
-    /// The state.
-    pub state: &'static str,
-    /// Their proportional shares, in bytes. Where not all were counted, those that were stand
-    /// for the others.
-    pub bytes: u64,
-}
-
-/// What was counted last.
-#[derive(Debug, Default)]
-pub struct MemoryByState {
-    latest: Mutex<Option<Counted>>,
-    /// Held by who counts.
-    counting: Arc<AsyncMutex<()>>,
-}
-
-#[derive(Clone, Debug)]
-struct Counted {
-    at: Instant,
-    memory: Vec<StateMemory>,
-}
 
 /// Somebody whose memory is counted.
 enum Subject {
@@ -69,34 +43,22 @@ impl Group {
     }
 }
 
-impl MemoryByState {
-    /// Memory by function and state, counted now or lately. Empty until it was counted once.
-    pub async fn of(shared: &Arc<NodeState>) -> Vec<StateMemory> {
-        let this = shared.memory_by_state();
-        if this.latest(FRESH).is_none()
-            && let Ok(counting) = this.counting.clone().try_lock_owned()
-        {
-            let shared = shared.clone();
-            let count = async move {
-                let memory = measure_by_state(&shared).await;
-                shared.memory_by_state().set(memory);
-                drop(counting);
-            };
-            // It goes on if it takes longer.
-            let _ = timeout(PATIENCE, tokio::spawn(count)).await;
-        }
-        this.latest(STALE).unwrap_or_default()
+/// Memory by function and state, counted now or lately. Empty until it was counted once.
+pub async fn memory_by_state(shared: &Arc<NodeState>) -> Vec<StateMemory> {
+    let known = shared.memory_by_state();
+    if known.latest(FRESH).is_none()
+        && let Some(counting) = known.begin()
+    {
+        let shared = shared.clone();
+        let count = async move {
+            let memory = measure_by_state(&shared).await;
+            shared.memory_by_state().set(memory);
+            drop(counting);
+        };
+        // It goes on if it takes longer.
+        let _ = timeout(PATIENCE, tokio::spawn(count)).await;
     }
-
-    fn latest(&self, age: Duration) -> Option<Vec<StateMemory>> {
-        let latest = self.latest.lock().expect("no holder panics");
-        latest.as_ref().filter(|counted| counted.at.elapsed() < age).map(|it| it.memory.clone())
-    }
-
-    fn set(&self, memory: Vec<StateMemory>) {
-        let counted = Counted { at: Instant::now(), memory };
-        *self.latest.lock().expect("no holder panics") = Some(counted);
-    }
+    known.latest(STALE).unwrap_or_default()
 }
 
 /// Counts one of each function and state, then another of each, as long as there is time.
@@ -155,24 +117,14 @@ mod tests {
         assert_eq!(Group { live: 3, ..Group::default() }.total(), None);
     }
 
-    #[test]
-    fn what_was_counted_long_ago_is_not_shown() {
-        let counted = MemoryByState::default();
-        assert_eq!(counted.latest(STALE), None);
-        let memory = vec![StateMemory { function: "f".to_owned(), state: "idle", bytes: 7 }];
-        counted.set(memory.clone());
-        assert_eq!(counted.latest(STALE), Some(memory));
-        assert_eq!(counted.latest(Duration::ZERO), None);
-    }
-
     #[tokio::test]
     async fn a_node_without_instances_has_no_memory_and_one_counts_at_a_time() {
         let shared = NodeState::new(1);
-        let counting = shared.memory_by_state().counting.clone().lock_owned().await;
-        assert_eq!(MemoryByState::of(&shared).await, []);
+        let counting = shared.memory_by_state().begin();
+        assert_eq!(memory_by_state(&shared).await, []);
         assert_eq!(shared.memory_by_state().latest(STALE), None, "somebody counts already");
         drop(counting);
-        assert_eq!(MemoryByState::of(&shared).await, []);
+        assert_eq!(memory_by_state(&shared).await, []);
         assert!(shared.memory_by_state().latest(FRESH).is_some());
     }
 }

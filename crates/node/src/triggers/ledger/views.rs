@@ -1,10 +1,9 @@
 //! What operators see of the queue and do with it.
 
 use super::{Book, Ledger, Which, milliseconds};
+use crate::metrics::QueueInfo;
 use crate::triggers::file::{FileError, Key, NoRequest};
-use crate::triggers::record::{
-    InvocationId, InvocationInfo, QueueInfo, QueuedRequest, Record, Terms,
-};
+use crate::triggers::record::{InvocationId, InvocationInfo, QueuedRequest, Record, Terms};
 use std::collections::{HashMap, HashSet};
 
 impl Ledger {

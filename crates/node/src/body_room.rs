@@ -1,7 +1,6 @@
 //! Room for the bodies that the gateway reads as a whole: so many bytes for the node, of which no
 //! tenant, and no function without one, has more than a share.
 
-use super::NotQueued;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +8,10 @@ use std::sync::{Arc, Mutex};
 const INTAKE_MAX: u64 = 64 << 20;
 /// The part of these that one holder may have.
 const SHARE: u64 = 8;
+
+/// Too many bodies are being read: one sentence.
+#[derive(Debug)]
+pub(crate) struct NoRoom(pub String);
 
 /// The room of a node.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +59,7 @@ impl Room {
     ///
     /// # Errors
     /// Too many bytes are being read; nothing changes.
-    pub fn grow_to(&mut self, bytes: u64) -> Result<(), NotQueued> {
+    pub fn grow_to(&mut self, bytes: u64) -> Result<(), NoRoom> {
         let more = bytes.saturating_sub(self.bytes);
         if more == 0 {
             return Ok(());
@@ -68,10 +71,10 @@ impl Room {
                 Holder::Tenant(domain) => format!("for the functions of the tenant `{domain}`"),
                 Holder::Function(name) => format!("for `{name}`"),
             };
-            return Err(NotQueued::Full(format!("too many bodies are being read {who}")));
+            return Err(NoRoom(format!("too many bodies are being read {who}")));
         }
         if taken.bytes + more > INTAKE_MAX {
-            return Err(NotQueued::Full("too many bodies are being read on this node".to_owned()));
+            return Err(NoRoom("too many bodies are being read on this node".to_owned()));
         }
         taken.bytes += more;
         taken.holders.insert(self.holder.clone(), of_holder);
@@ -103,7 +106,7 @@ mod tests {
         let share = INTAKE_MAX / SHARE;
         let room = |name: &str| rooms.room(Holder::Tenant(name.to_owned()));
         let is_full = |room: &mut Room, bytes, word: &str| match room.grow_to(bytes) {
-            Err(NotQueued::Full(why)) => assert!(why.contains(word), "{why}"),
+            Err(NoRoom(why)) => assert!(why.contains(word), "{why}"),
             other => panic!("{other:?}"),
         };
         // Clients that have sent nothing yet take nothing.

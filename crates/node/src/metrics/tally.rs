@@ -1,11 +1,15 @@
 //! Counters that only rise, by function; two readings of them give a sample.
 
-use super::{FUNCTIONS_MAX, OTHERS};
 use crate::boots::{BootKind, BootRecord};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
+
+/// Most functions that have a history of their own. All others share one, under the name `*`.
+pub const FUNCTIONS_MAX: usize = 256;
+/// Stands for all functions beyond; no function has this name.
+pub const OTHERS: &str = "*";
 
 /// Buckets of times: four to each power of two, from a microsecond to some 70 minutes.
 const BUCKETS: usize = 128;

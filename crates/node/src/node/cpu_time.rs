@@ -1,8 +1,8 @@
 //! Looking at the CPU time of tenants that have a quota of it.
 
-use super::{Standing, Tenant, write_periods};
-use crate::node::NodeState;
-use std::path::{Path, PathBuf};
+use super::NodeState;
+use crate::tenants::{Standing, Tenant, write_down};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_home::clock::monotonic_ns;
@@ -36,7 +36,7 @@ pub async fn watch_cpu_time(shared: Arc<NodeState>, file: PathBuf) {
         // Reads a file of the host for each instance.
         let looks = move || {
             if let Some((shared, file)) = written {
-                write_down(&shared, &file);
+                write_down(shared.tenants(), &file);
             }
             bounded.into_iter().map(look).collect::<Vec<_>>()
         };
@@ -44,13 +44,6 @@ pub async fn watch_cpu_time(shared: Arc<NodeState>, file: PathBuf) {
         for (standing, tenant) in standings {
             act(&shared, standing, &tenant);
         }
-    }
-}
-
-/// Writes the periods down. A disk that is full costs no more than that.
-pub fn write_down(shared: &NodeState, file: &Path) {
-    if let Err(error) = write_periods(shared.tenants(), file) {
-        tracing::debug!("cannot write down what tenants have used ({error})");
     }
 }
 
