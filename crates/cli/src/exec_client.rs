@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use thaw_daemon::admin::{EXEC_PROTOCOL, Frame, Problem};
 use thaw_node::instance::InstanceState;
-use thaw_node::sandboxes::{ExecInfo, ExecRequest};
+use thaw_node::remote::{ExecInfo, ExecRequest};
 use thaw_node::service::InstanceInfo;
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -10,8 +10,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_home::volumes::VolumeStore;
-use thaw_node::sandboxes::egress::ClientEgress;
-use thaw_node::sandboxes::{EgressWish, LimitsChange, SandboxVolume};
+use thaw_node::remote::egress::ClientEgress;
+use thaw_node::remote::{EgressWish, LimitsChange, SandboxVolume};
 use thaw_store::Name;
 use tokio::io::{AsyncRead, AsyncWrite};
 

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thaw_home::config::ByteSize;
-use thaw_node::sandboxes::EgressWish;
+use thaw_node::remote::EgressWish;
 use thaw_node::to_its_end::to_its_end;
 
 /// Seconds that a sandbox has unless the request says otherwise, as with E2B.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_home::volumes::VolumeStore;
-use thaw_node::sandboxes::egress::ClientEgress;
+use thaw_node::remote::egress::ClientEgress;
 use thaw_store::Name;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;

@@ -17,7 +17,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use thaw_abi::network::HOST_NAME;
 use thaw_node::inject::{OwnHeaders, WrongHeaders};
-use thaw_node::sandboxes::egress::{ClientEgress, RULES_MAX};
+use thaw_node::remote::egress::{ClientEgress, RULES_MAX};
 use thaw_sandbox::EgressRule;
 
 /// All addresses, as the SDKs write them.

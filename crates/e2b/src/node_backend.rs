@@ -11,17 +11,15 @@ use thaw_home::config::FunctionConfig;
 use thaw_home::volumes::VolumeStore;
 use thaw_node::catalog::{Catalog, OpenedCheckpoint};
 use thaw_node::node::NodeState;
-use thaw_node::sandboxes::egress::ClientEgress;
-use thaw_node::sandboxes::exec::{Attached, Exec, ExecProblem};
-use thaw_node::sandboxes::files::{FileProblem, FileSession};
-use thaw_node::sandboxes::ports::PortProblem;
+use thaw_node::remote::egress::ClientEgress;
+use thaw_node::remote::exec::{Attached, Exec, ExecProblem};
+use thaw_node::remote::files::{FileProblem, FileSession};
+use thaw_node::remote::ports::PortProblem;
+use thaw_node::remote::tree::TreeLimits;
+use thaw_node::remote::untree::unpack;
+use thaw_node::remote::{ExecRequest, ExecState, LimitsChange, Next, SandboxVolume};
 use thaw_node::sandboxes::registry::SandboxProblem;
-use thaw_node::sandboxes::tree::TreeLimits;
-use thaw_node::sandboxes::untree::unpack;
-use thaw_node::sandboxes::{
-    self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, SandboxVolume,
-    Sandboxes,
-};
+use thaw_node::sandboxes::{self, NewSandbox, OnTimeout, Sandboxes};
 use thaw_node::service::{REST_PATIENCE, Service, VolumeFiles};
 use thaw_node::usage::measure_instance;
 use thaw_sandbox::SignalTo;
@@ -507,7 +505,7 @@ impl Process for NodeProcess {
     fn follow(&self) -> Outcome<Box<dyn Output>> {
         // What it has printed before is not asked for.
         let reader = self.exec.output.reader_from_now().ok_or_else(|| {
-            let most = sandboxes::READERS_MAX;
+            let most = thaw_node::remote::READERS_MAX;
             let message = format!("{most} clients follow the process already; end one");
             Problem::new(Kind::Exhausted, message)
         })?;
@@ -537,7 +535,7 @@ impl Process for NodeProcess {
 }
 
 struct NodeOutput {
-    reader: sandboxes::Reader,
+    reader: thaw_node::remote::Reader,
     exec: Attached,
 }
 
@@ -545,8 +543,8 @@ impl Output for NodeOutput {
     fn next(&mut self) -> Later<'_, Piece> {
         Box::pin(async move {
             match self.reader.next().await {
-                Next::Bytes(sandboxes::Stream::Stdout, bytes) => Piece::Stdout(bytes),
-                Next::Bytes(sandboxes::Stream::Stderr, bytes) => Piece::Stderr(bytes),
+                Next::Bytes(thaw_node::remote::Stream::Stdout, bytes) => Piece::Stdout(bytes),
+                Next::Bytes(thaw_node::remote::Stream::Stderr, bytes) => Piece::Stderr(bytes),
                 Next::Lost(bytes) => Piece::Lost(bytes),
                 Next::End => match self.exec.ended().await {
                     _ if self.exec.is_cut_off() => Piece::Gone,
@@ -561,14 +559,14 @@ impl Output for NodeOutput {
     }
 }
 
-fn file_view(info: sandboxes::files::FileInfo) -> FileView {
+fn file_view(info: thaw_node::remote::files::FileInfo) -> FileView {
     let kind = match info.kind {
-        sandboxes::files::FileKind::File => FileKind::File,
-        sandboxes::files::FileKind::Directory => FileKind::Directory,
-        sandboxes::files::FileKind::Link => FileKind::Link,
-        sandboxes::files::FileKind::Other => FileKind::Other,
+        thaw_node::remote::files::FileKind::File => FileKind::File,
+        thaw_node::remote::files::FileKind::Directory => FileKind::Directory,
+        thaw_node::remote::files::FileKind::Link => FileKind::Link,
+        thaw_node::remote::files::FileKind::Other => FileKind::Other,
     };
-    let sandboxes::files::FileInfo { name, size, mode, uid, gid, mtime, .. } = info;
+    let thaw_node::remote::files::FileInfo { name, size, mode, uid, gid, mtime, .. } = info;
     FileView { name, kind, size, mode, uid, gid, mtime }
 }
 

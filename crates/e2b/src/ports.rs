@@ -24,7 +24,7 @@ use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use std::sync::Arc;
-use thaw_node::sandboxes::ports::PORT_PROTOCOL;
+use thaw_node::remote::ports::PORT_PROTOCOL;
 use tokio::io::copy_bidirectional;
 
 /// The header with the token.

@@ -13,7 +13,7 @@ use std::io;
 use std::path::Path;
 use thaw_home::state_file::table::Table;
 use thaw_home::state_file::{State, StateFile, lines};
-use thaw_node::sandboxes::LimitsChange;
+use thaw_node::remote::LimitsChange;
 
 /// Name of the file in the node's home.
 const FILE: &str = "e2b-sandboxes.json";

@@ -9,7 +9,7 @@
 //! the instance wakes. So a daemon that is killed between two host calls leaves an instance that
 //! is asleep as a whole, or not at all; the next daemon takes the former over, and removes the rest.
 
-use crate::sandboxes::ExecNote;
+use crate::remote::ExecNote;
 use crate::tenants::{AsleepBytes, Tenant};
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};

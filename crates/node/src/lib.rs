@@ -23,6 +23,7 @@ pub mod packing;
 pub mod pressure;
 pub mod pulls;
 pub mod reactor;
+pub mod remote;
 pub mod sandboxes;
 pub mod service;
 pub mod socket;

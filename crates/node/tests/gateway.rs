@@ -18,6 +18,7 @@ use thaw_node::instance::{
     Report,
 };
 use thaw_node::node::NodeState;
+use thaw_node::remote::RemoteChannel;
 use thaw_node::service::{InstanceInfo, Service};
 use thaw_sandbox::{BootTimes, GuestExit};
 use tokio::runtime::Runtime;
@@ -171,6 +172,8 @@ impl Connector for FakeGuest {
         Ok(())
     }
 }
+
+impl RemoteChannel for FakeGuest {}
 
 impl Instance for FakeInstance {
     fn pid(&self) -> u32 {

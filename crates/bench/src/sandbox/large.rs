@@ -5,8 +5,8 @@ use serde::Serialize;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
+use thaw_node::remote::files::FileProblem;
 use thaw_node::sandboxes::Sandboxes;
-use thaw_node::sandboxes::files::FileProblem;
 
 /// Bytes of one.
 const SIZE: usize = 100 << 20;

@@ -25,7 +25,8 @@ use thaw_home::config::Isolation;
 use thaw_home::function::BuiltFunction;
 use thaw_home::home::Home;
 use thaw_node::boots::BootKind;
-use thaw_node::sandboxes::{ExecRequest, ExecState, NewSandbox, Sandboxes, Started};
+use thaw_node::remote::{ExecRequest, ExecState};
+use thaw_node::sandboxes::{NewSandbox, Sandboxes, Started};
 use thaw_node::swap::SwapSpace;
 use thaw_store::Store;
 

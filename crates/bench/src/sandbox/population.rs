@@ -9,7 +9,8 @@ use thaw_home::function::BuiltFunction;
 use thaw_home::home::Home;
 use thaw_node::asleep::AsleepSpace;
 use thaw_node::boots::BootKind;
-use thaw_node::sandboxes::{ExecRequest, ExecState, Started};
+use thaw_node::remote::{ExecRequest, ExecState};
+use thaw_node::sandboxes::Started;
 use thaw_store::Store;
 
 /// How long sandboxes are left alone before their memory is counted.

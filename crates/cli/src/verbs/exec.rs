@@ -5,7 +5,8 @@ use crate::exec_client;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
-use thaw_node::sandboxes::{ExecRequest, SandboxInfo};
+use thaw_node::remote::ExecRequest;
+use thaw_node::sandboxes::SandboxInfo;
 
 /// Run a program in a live instance or sandbox.
 ///

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use std::path::Path;
 use thaw_home::home::Home;
 use thaw_home::volumes::{VolumeError, VolumeStore};
-use thaw_node::sandboxes::SandboxVolume;
+use thaw_node::remote::SandboxVolume;
 use thaw_sandbox::{BoundAccess, BoundDirectory, HostPolicy, Mount, MountKind, VolumeShare};
 use thaw_store::Name;
 

@@ -3,7 +3,7 @@
 //! `POST /instances/ID/exec` starts one. With `Connection: Upgrade` and `Upgrade: thaw-exec` the
 //! connection then carries its streams, in frames: a byte that says what it is ([`Frame`]), three
 //! zeros, the length of what follows as a `u32` with the highest byte first, and that. Otherwise
-//! the answer is an [`ExecInfo`](thaw_node::sandboxes::ExecInfo), and the process goes on; what it
+//! the answer is an [`ExecInfo`](thaw_node::remote::ExecInfo), and the process goes on; what it
 //! prints is kept within a bound.
 
 use super::Admin;
@@ -21,8 +21,8 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use std::io;
 use std::sync::Arc;
-use thaw_node::sandboxes::exec::{Attached, Exec, ExecProblem};
-use thaw_node::sandboxes::{ExecRequest, ExecState, Execs, Next, READERS_MAX, Reader, Stream};
+use thaw_node::remote::exec::{Attached, Exec, ExecProblem};
+use thaw_node::remote::{ExecRequest, ExecState, Execs, Next, READERS_MAX, Reader, Stream};
 use thaw_node::service::Service;
 use thaw_node::to_its_end::to_its_end;
 use thaw_sandbox::SignalTo;

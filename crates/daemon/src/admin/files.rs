@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use http_body_util::BodyExt;
 use serde::Deserialize;
-use thaw_node::sandboxes::files::{FileProblem, FileSession};
+use thaw_node::remote::files::{FileProblem, FileSession};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 

@@ -24,16 +24,16 @@
 //! | `POST /functions/NAME/restart` | [`Restarted`](thaw_node::catalog::Restarted): new instances serve the same versions |
 //! | `POST /functions/NAME/rollback` | the same: the last change was taken back |
 //! | `POST /functions/NAME/split?version=V&percent=P&header=N=V` | the same: the version has a share |
-//! | `POST /instances/ID/exec` | [`ExecInfo`](thaw_node::sandboxes::ExecInfo), or its streams: a process in it |
+//! | `POST /instances/ID/exec` | [`ExecInfo`](thaw_node::remote::ExecInfo), or its streams: a process in it |
 //! | `GET /instances/ID/execs`, `GET …/EXEC`, `GET …/EXEC/output` | those there are, one, and what it has printed |
 //! | `POST /instances/ID/execs/EXEC/attach`, `POST …/signal?number=N` | its streams; a signal for it |
 //! | `GET`, `PUT`, `DELETE /instances/ID/files?path=P` | a file in it, and `…/files/list`, `stat`, `directory`, `rename`, `link` |
-//! | `GET`, `PUT /instances/ID/files/tree?path=P` | a directory in it as tar; [`TreeReport`](thaw_node::sandboxes::untree::TreeReport): what came of one |
+//! | `GET`, `PUT /instances/ID/files/tree?path=P` | a directory in it as tar; [`TreeReport`](thaw_node::remote::untree::TreeReport): what came of one |
 //! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](thaw_node::sandboxes::SandboxInfo) of each; a new one |
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
-//! | `GET`, `PUT /sandboxes/NAME/limits` | [`LimitsInfo`](thaw_node::sandboxes::LimitsInfo): what it may use, which changes while it runs |
-//! | `GET`, `PUT /sandboxes/NAME/egress` | [`EgressInfo`](thaw_node::sandboxes::EgressInfo): where it may connect to, and what it has reached |
-//! | `GET /sandboxes/NAME/ports` | [`Listener`](thaw_node::sandboxes::Listener) of each port on which something in it listens |
+//! | `GET`, `PUT /sandboxes/NAME/limits` | [`LimitsInfo`](thaw_node::remote::LimitsInfo): what it may use, which changes while it runs |
+//! | `GET`, `PUT /sandboxes/NAME/egress` | [`EgressInfo`](thaw_node::remote::EgressInfo): where it may connect to, and what it has reached |
+//! | `GET /sandboxes/NAME/ports` | [`Listener`](thaw_node::remote::Listener) of each port on which something in it listens |
 //! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
 //! | `GET /pulls`, `POST /pulls` | [`PullInfo`](thaw_node::pulls::PullInfo) of each; [`NewPull`](thaw_node::pulls::NewPull) begins one |
 //! | `GET`, `DELETE /pulls/ID` | one of them; it ends |

@@ -16,13 +16,14 @@ use thaw_node::history::{SeriesView, Stats};
 use thaw_node::metrics::Event;
 use thaw_node::metrics::QueueInfo;
 use thaw_node::pulls::{NewPull, PullInfo};
-use thaw_node::sandboxes::files::FileInfo;
-use thaw_node::sandboxes::tree::TREE_TYPE;
-use thaw_node::sandboxes::untree::TreeReport;
-use thaw_node::sandboxes::{
-    EgressInfo, ExecInfo, ExecRequest, LimitsChange, LimitsInfo, Listener, NewSandbox,
-    SandboxEgress, SandboxInfo, SandboxInject,
+use thaw_node::remote::files::FileInfo;
+use thaw_node::remote::tree::TREE_TYPE;
+use thaw_node::remote::untree::TreeReport;
+use thaw_node::remote::{
+    EgressInfo, ExecInfo, ExecRequest, LimitsChange, LimitsInfo, Listener, SandboxEgress,
+    SandboxInject,
 };
+use thaw_node::sandboxes::{NewSandbox, SandboxInfo};
 use thaw_node::service::{CheckpointTaken, Forked, InstanceInfo, Restored};
 use thaw_node::tenants::TenantReport;
 use thaw_node::triggers::ScheduleInfo;

@@ -12,13 +12,13 @@ use axum::{Json, Router};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use thaw_node::catalog::LoadError;
-use thaw_node::sandboxes::listeners::listeners;
-use thaw_node::sandboxes::ports::{PORT_PROTOCOL, PortProblem};
-use thaw_node::sandboxes::registry::SandboxProblem;
-use thaw_node::sandboxes::{
-    EgressInfo, LimitsChange, LimitsInfo, NewSandbox, SandboxEgress, SandboxInfo, SandboxInject,
-    look_at_egress_bytes,
+use thaw_node::remote::listeners::listeners;
+use thaw_node::remote::ports::{PORT_PROTOCOL, PortProblem};
+use thaw_node::remote::{
+    EgressInfo, LimitsChange, LimitsInfo, SandboxEgress, SandboxInject, look_at_egress_bytes,
 };
+use thaw_node::sandboxes::registry::SandboxProblem;
+use thaw_node::sandboxes::{NewSandbox, SandboxInfo};
 use thaw_store::{InvalidName, Name};
 use tokio::io::copy_bidirectional;
 

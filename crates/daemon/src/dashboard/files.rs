@@ -16,7 +16,7 @@ use axum::{Extension, Router};
 use maud::{Markup, html};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
-use thaw_node::sandboxes::files::{FileInfo, FileKind, FileProblem, FileSession};
+use thaw_node::remote::files::{FileInfo, FileKind, FileProblem, FileSession};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use thaw_node::sandboxes::files::FileSession;
+use thaw_node::remote::files::FileSession;
 use thaw_node::service::Service;
 use tokio::time::timeout;
 

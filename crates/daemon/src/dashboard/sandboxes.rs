@@ -15,8 +15,9 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
+use thaw_node::remote::{ExecInfo, ExecState, NetworkUsage};
 use thaw_node::sandboxes::registry::SandboxProblem;
-use thaw_node::sandboxes::{ExecInfo, ExecState, NetworkUsage, NewSandbox, SandboxInfo};
+use thaw_node::sandboxes::{NewSandbox, SandboxInfo};
 use thaw_node::usage::measure_instance;
 use thaw_sandbox::SandboxMemory;
 

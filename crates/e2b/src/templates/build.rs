@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use thaw_node::sandboxes::EgressWish;
-use thaw_node::sandboxes::egress::ClientEgress;
+use thaw_node::remote::EgressWish;
+use thaw_node::remote::egress::ClientEgress;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 

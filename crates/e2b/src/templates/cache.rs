@@ -16,7 +16,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 use thaw_home::state_file::{self, StateFile};
-use thaw_node::sandboxes::LimitsChange;
+use thaw_node::remote::LimitsChange;
 
 /// Name of the file in the node's home.
 const FILE: &str = "e2b-steps.json";

@@ -20,7 +20,7 @@ use axum::{Extension, Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use thaw_node::sandboxes::LimitsChange;
+use thaw_node::remote::LimitsChange;
 use thaw_node::to_its_end::to_its_end;
 
 /// Most templates in one page of a list.

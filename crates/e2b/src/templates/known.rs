@@ -4,7 +4,7 @@ use super::names::beginning;
 use crate::records::Defaults;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use thaw_node::sandboxes::LimitsChange;
+use thaw_node::remote::LimitsChange;
 
 /// Most builds of a template that are known, besides those with tags.
 const BUILDS_MAX: usize = 10;

@@ -5,7 +5,7 @@ use super::steps::StartRequest;
 use crate::E2b;
 use crate::problem::{Kind, Problem};
 use crate::records::{Defaults, Snapshot};
-use thaw_node::sandboxes::LimitsChange;
+use thaw_node::remote::LimitsChange;
 
 /// The template of E2B that has an MCP gateway.
 const MCP_TEMPLATE: &str = "mcp-gateway";

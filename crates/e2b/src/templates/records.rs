@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use thaw_home::state_file::{self, StateFile};
-use thaw_node::sandboxes::LimitsChange;
+use thaw_node::remote::LimitsChange;
 
 /// Name of the file in the node's home.
 const FILE: &str = "e2b-templates.json";

@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_home::volumes::{CLIENTS_PREFIX, VolumeError, VolumeStore};
-use thaw_node::sandboxes::SandboxVolume;
+use thaw_node::remote::SandboxVolume;
 use thaw_node::to_its_end::to_its_end;
 use thaw_store::Name;
 use tokio::task::spawn_blocking;

@@ -7,7 +7,7 @@ use crate::instance::{
     BootPolicy, Checkpoint, Decrypted, LaunchOptions, Launcher, SandboxLauncher, StandsOn,
     Techniques, WorkingSetUse,
 };
-use crate::sandboxes::{ExecNote, SandboxVolume};
+use crate::remote::{ExecNote, SandboxVolume};
 use crate::service::{CheckpointOf, Service};
 use crate::tenants::Tenant;
 use std::fs::File;

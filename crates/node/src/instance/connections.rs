@@ -7,7 +7,7 @@ use super::live::Connector;
 use super::patience::Patience;
 use super::supervisor::Command;
 use crate::edge::Addresses;
-use crate::sandboxes::Execs;
+use crate::remote::Execs;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -722,6 +722,7 @@ impl ConnectionTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::remote::RemoteChannel;
     use std::os::fd::BorrowedFd;
     use thaw_sandbox::RemoteMessage;
 
@@ -731,7 +732,9 @@ mod tests {
         fn connect(&self, _: &Client) -> io::Result<()> {
             Ok(())
         }
+    }
 
+    impl RemoteChannel for Nobody {
         fn send_remote(&self, _: RemoteMessage, _: &[BorrowedFd<'_>]) -> io::Result<()> {
             Err(io::ErrorKind::Unsupported.into())
         }

@@ -6,7 +6,7 @@ use super::sandboxed::Decrypted;
 use crate::admission::Admitted;
 use crate::boots::BootKind;
 use crate::edge::Addresses;
-use crate::sandboxes::ExecNote;
+use crate::remote::ExecNote;
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
 use std::any::Any;

@@ -5,12 +5,11 @@ use super::hibernation::HibernationTerms;
 use super::launch::{Client, Launcher};
 use super::volumes::VolumesAtRest;
 use crate::asleep::{AsleepImage, NewAsleep};
-use crate::sandboxes::ExecNote;
-use crate::sandboxes::limits::Unchanged;
+use crate::remote::limits::Unchanged;
+use crate::remote::{ExecNote, MemoryHeld, RemoteChannel};
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
@@ -20,18 +19,9 @@ use thaw_home::seal::owner::{KeyId, OwnerKey};
 use thaw_home::volumes::VolumeSnapshot;
 use thaw_sandbox::{
     Awake, BootTimes, EgressEvents, EgressPolicy, KilledProcess, Lack, MemoryReader, RemoteEvent,
-    RemoteMessage, ResourceLimits, Twin, Volume,
+    ResourceLimits, Twin, Volume,
 };
 use thaw_store::{ImageId, IndexId, Name};
-
-/// Memory of an instance that counts in its limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryHeld {
-    /// Bytes that it has, files in it included; none where nobody counts them.
-    pub bytes: Option<u64>,
-    /// Bytes that are in a swap file and come back.
-    pub swapped: u64,
-}
 
 /// What an instance uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -365,20 +355,12 @@ pub struct Checkpointed {
 }
 
 /// Hands connections to an instance.
-pub trait Connector: Send + Sync {
+pub trait Connector: RemoteChannel {
     /// Hands a further connection to the guest.
     ///
     /// # Errors
     /// The instance has ended, or does not take what it is given.
     fn connect(&self, client: &Client) -> io::Result<()>;
-
-    /// Says something about processes and files inside the instance, with sockets.
-    ///
-    /// # Errors
-    /// The instance has ended, or does not take what it is given.
-    fn send_remote(&self, _message: RemoteMessage, _sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
 
     /// Gives it another host name; where its kernel is of another build, it keeps the one it has.
     ///
@@ -386,12 +368,6 @@ pub trait Connector: Send + Sync {
     /// The instance has ended, or does not take what it is given.
     fn name_host(&self, _name: &str) -> io::Result<()> {
         Ok(())
-    }
-
-    /// Whether its kernel can have processes from outside go on in another boot, and under another
-    /// daemon: one of this build can.
-    fn can_have_execs_go_on(&self) -> bool {
-        false
     }
 }
 

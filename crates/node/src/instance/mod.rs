@@ -37,7 +37,7 @@ pub use launch::{
 };
 pub use live::{
     Checkpoint, CheckpointKey, Checkpointed, Connector, Finish, FrozenInstance, HibernatedInstance,
-    Instance, InstanceUse, MemoryHeld, Reading, Report, SleepingInstance, Unread,
+    Instance, InstanceUse, Reading, Report, SleepingInstance, Unread,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use partial::while_partial;

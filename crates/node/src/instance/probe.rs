@@ -3,7 +3,7 @@
 //! The sandbox is hostile: it may answer never, byte by byte, or without an end.
 
 use super::live::Connector;
-use crate::sandboxes::ports::{PortProblem, PortStream};
+use crate::remote::ports::{PortProblem, PortStream};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};

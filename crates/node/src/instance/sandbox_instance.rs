@@ -6,7 +6,7 @@ use super::hibernation::{Hibernation, HibernationTerms, Outcome};
 use super::launch::{Client, Launcher};
 use super::live::{
     Checkpoint, Checkpointed, Connector, Finish, FrozenInstance, HibernatedInstance, Instance,
-    MemoryHeld, Origin, Reading, ReadingStep, Report,
+    Origin, Reading, ReadingStep, Report,
 };
 use super::recording::Shows;
 use super::sandboxed::ImageBoots;
@@ -14,7 +14,8 @@ use super::standby::{Lent, Spent, Standby};
 use crate::asleep::{AsleepImage, NewAsleep};
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
-use crate::sandboxes::limits::Unchanged;
+use crate::remote::limits::Unchanged;
+use crate::remote::{MemoryHeld, RemoteChannel};
 use crate::tenants::Lease;
 use std::future::Future;
 use std::io;
@@ -128,15 +129,17 @@ impl Connector for SandboxConnector {
         self.connector.send_connection(&connection, client.socket.as_fd())
     }
 
-    fn send_remote(&self, message: RemoteMessage, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.connector.send_remote(message, sockets)
-    }
-
     fn name_host(&self, name: &str) -> io::Result<()> {
         match self.kernel_build == kernel_build_id() {
             true => self.connector.send_host_name(name),
             false => Ok(()),
         }
+    }
+}
+
+impl RemoteChannel for SandboxConnector {
+    fn send_remote(&self, message: RemoteMessage, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.connector.send_remote(message, sockets)
     }
 
     fn can_have_execs_go_on(&self) -> bool {

@@ -13,7 +13,7 @@ use super::standby::{BootPolicy, Lent, Standby, Unready};
 use super::terms::{FunctionOutput, InstanceTerms, Output};
 use crate::boots::BootKind;
 use crate::logs::{FunctionLog, Logs};
-use crate::sandboxes::ExecNote;
+use crate::remote::ExecNote;
 use crate::tenants::{Lease, Tenant};
 use std::fs::File;
 use std::mem;

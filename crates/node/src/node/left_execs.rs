@@ -2,7 +2,7 @@
 //! there is none.
 
 use super::NodeState;
-use crate::sandboxes::ExecNote;
+use crate::remote::ExecNote;
 use crate::service::Service;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ impl NodeState {
             return;
         }
         for (_, table, _) in &tables {
-            table.execs().wait_for_next(&table.connector());
+            table.execs().wait_for_next(&*table.connector());
             table.watch();
         }
         let all = async {

@@ -17,7 +17,8 @@ pub use description::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, SandboxPro
 pub use file::{functions_of_sandboxes, versions_of_sandboxes};
 
 use crate::node::NodeState;
-use crate::sandboxes::usage::{look_at_egress_bytes, usage_of};
+use crate::remote::look_at_egress_bytes;
+use crate::sandboxes::usage::usage_of;
 use crate::service::Service;
 use crate::to_its_end::to_its_end;
 use file::Known;

@@ -4,8 +4,6 @@ use crate::service::Service;
 use crate::usage::measure_instance;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use thaw_sandbox::EgressBytes;
-use tokio::task::spawn_blocking;
 
 /// What a sandbox uses, and may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -26,27 +24,6 @@ pub struct SandboxUsage {
     pub memory_max_bytes: u64,
     /// Processors that it may use.
     pub cpus: u32,
-}
-
-/// What the TCP connections of a sandbox to the outside have carried, without headers of packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct NetworkUsage {
-    /// Bytes that the other sides have confirmed.
-    pub sent_bytes: u64,
-    /// Bytes that have come.
-    pub received_bytes: u64,
-}
-
-impl From<EgressBytes> for NetworkUsage {
-    fn from(EgressBytes { sent, received }: EgressBytes) -> Self {
-        Self { sent_bytes: sent, received_bytes: received }
-    }
-}
-
-/// Has [`NetworkUsage`] say how it is now. Waits for the host.
-pub async fn look_at_egress_bytes() {
-    // Without it the numbers are some seconds old.
-    let _ = spawn_blocking(thaw_sandbox::look_at_egress_bytes).await;
 }
 
 /// What an instance of a service uses. Wakes nobody.

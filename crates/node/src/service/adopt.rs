@@ -159,10 +159,10 @@ impl Service {
         if goes_on {
             // Nothing waits in vain, also if there was a daemon in between that was killed.
             match execs.new_streams() {
-                Ok(streams) => execs.wake(&connector, Some(streams)),
+                Ok(streams) => execs.wake(connector.clone(), Some(streams)),
                 Err(error) => {
                     tracing::warn!(function = %self.name(), instance = id, "processes of a sandbox have no streams: {error}; raise the limit of open files");
-                    execs.go_on_without(&connector);
+                    execs.go_on_without(&*connector);
                 }
             }
             self.end_with(id, execs.all());

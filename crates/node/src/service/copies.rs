@@ -9,9 +9,9 @@ use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
     LaunchError, Launched, Launcher, Supervisor, VolumesAtRest,
 };
-use crate::sandboxes::limits::OwnLimits;
-use crate::sandboxes::volumes::{OwnVolumes, WantedVolumes};
-use crate::sandboxes::{ExecNote, SandboxVolume};
+use crate::remote::limits::OwnLimits;
+use crate::remote::volumes::{OwnVolumes, WantedVolumes};
+use crate::remote::{ExecNote, SandboxVolume};
 use crate::to_its_end::to_its_end;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;

@@ -6,12 +6,12 @@ use super::memory::{HIBERNATE_PATIENCE, MEMORY_PATIENCE};
 use super::room::Claimed;
 use super::{InstanceState, Service, Slot, Slots};
 use crate::instance::{Command, ConnectionTable, InstanceUse, Launched, Launcher};
-use crate::sandboxes::exec::{Attached, Exec, ExecProblem, ExecRequest, Execs};
-use crate::sandboxes::files::FileSession;
-use crate::sandboxes::limits::{Unchanged, check_host, of_host};
-use crate::sandboxes::ports::{PortProblem, PortStream};
-use crate::sandboxes::volumes::WantedVolumes;
-use crate::sandboxes::{EgressWish, ExecNote, LimitsChange, Reader};
+use crate::remote::exec::{Attached, Exec, ExecProblem, ExecRequest, Execs};
+use crate::remote::files::FileSession;
+use crate::remote::limits::{Unchanged, check_host, of_host};
+use crate::remote::ports::{PortProblem, PortStream};
+use crate::remote::volumes::WantedVolumes;
+use crate::remote::{EgressWish, ExecNote, LimitsChange, Reader};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -282,7 +282,7 @@ impl Service {
         notes: &[ExecNote],
     ) {
         let next = || self.shared().next_connection();
-        match table.execs().go_on_in_copy(notes, next, &table.connector()) {
+        match table.execs().go_on_in_copy(notes, next, table.connector()) {
             Ok(all) => self.end_with(id, all),
             Err(error) => {
                 tracing::warn!(function = %self.name(), instance = id, "ended a copy, since its processes cannot have streams: {error}; raise the limit of open files");

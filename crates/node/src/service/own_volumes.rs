@@ -3,8 +3,8 @@
 
 use super::Service;
 use crate::instance::Launcher;
-use crate::sandboxes::files::FileProblem;
-use crate::sandboxes::volumes::{OwnVolumes, SandboxVolume, WantedVolumes, configs};
+use crate::remote::files::FileProblem;
+use crate::remote::volumes::{OwnVolumes, SandboxVolume, WantedVolumes, configs};
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::bind::{MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE};

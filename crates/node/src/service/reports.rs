@@ -6,7 +6,7 @@ use crate::asleep::Asleep;
 use crate::boots::BootRecord;
 use crate::health::Verdict;
 use crate::instance::{Change, End, LimitSetting};
-use crate::sandboxes::Execs;
+use crate::remote::Execs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thaw_home::clock::monotonic_ns;

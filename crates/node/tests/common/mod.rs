@@ -20,6 +20,7 @@ use thaw_node::instance::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
 };
 use thaw_node::node::NodeState;
+use thaw_node::remote::RemoteChannel;
 use thaw_node::service::Service;
 use thaw_sandbox::{BootTimes, GuestExit, RemoteMessage, Twin};
 use tokio::runtime::Runtime;
@@ -222,7 +223,9 @@ impl Connector for Thread {
         });
         Ok(())
     }
+}
 
+impl RemoteChannel for Thread {
     /// All that a test's node says so is that it connects to the program's port.
     fn send_remote(&self, _: RemoteMessage, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut socket = TcpStream::from(sockets[0].try_clone_to_owned()?);

@@ -19,9 +19,8 @@ use std::sync::Arc;
 use std::thread;
 use thaw_build::container;
 use thaw_home::home::Home;
-use thaw_node::sandboxes::{
-    ExecRequest, LimitsChange, LimitsInfo, NewSandbox, OnTimeout, SandboxEgress, SandboxInfo,
-};
+use thaw_node::remote::{ExecRequest, LimitsChange, LimitsInfo, SandboxEgress};
+use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxInfo};
 use thaw_sandbox::WeakLimits;
 use thaw_store::Store;
 

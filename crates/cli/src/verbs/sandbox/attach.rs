@@ -8,7 +8,7 @@ use crate::verbs::exec::instance_of;
 use clap::Args;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use thaw_node::sandboxes::{ExecInfo, ExecState};
+use thaw_node::remote::{ExecInfo, ExecState};
 
 /// Attach to a process that was started from outside.
 ///

@@ -12,8 +12,8 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use thaw_node::sandboxes::files::{FileInfo, FileKind};
-use thaw_node::sandboxes::untree::TreeReport;
+use thaw_node::remote::files::{FileInfo, FileKind};
+use thaw_node::remote::untree::TreeReport;
 use thaw_sandbox::escape;
 
 /// Copy files to a sandbox, or from it.

@@ -11,7 +11,8 @@ use thaw_build::build::{BuildOptions, Trust, build};
 use thaw_daemon::admin::FunctionInfo;
 use thaw_home::config::{ByteSize, CONFIG_FILE, EgressRule, Isolation, TimeSpan};
 use thaw_home::home::Home;
-use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxEgress, SandboxInfo};
+use thaw_node::remote::SandboxEgress;
+use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxInfo};
 use thaw_oci::Reference;
 
 /// Make a sandbox of a function's image, of a container image, or of a checkpoint.

@@ -15,9 +15,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 use tar::{Archive, Entry, EntryType};
-use thaw_node::sandboxes::tree::{
-    FAILED_RECORD, LEFT_OUT_RECORD, TREE_BYTES_MAX, TREE_ENTRIES_MAX,
-};
+use thaw_node::remote::tree::{FAILED_RECORD, LEFT_OUT_RECORD, TREE_BYTES_MAX, TREE_ENTRIES_MAX};
 use thaw_oci::{Allowance, Metered, Trailing};
 use thaw_sandbox::escape;
 

@@ -7,7 +7,7 @@ use crate::output::{self, Table};
 use clap::Args;
 use std::process::ExitCode;
 use thaw_home::config::EgressRule;
-use thaw_node::sandboxes::{EgressInfo, SandboxEgress};
+use thaw_node::remote::{EgressInfo, SandboxEgress};
 
 /// Show or change where a sandbox may connect to, while it runs.
 ///

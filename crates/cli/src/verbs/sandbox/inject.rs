@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;
 use thaw_home::config::Inject;
-use thaw_node::sandboxes::{EgressInfo, SandboxInject};
+use thaw_node::remote::{EgressInfo, SandboxInject};
 
 /// Change the headers that the node adds to the requests of a sandbox, while it runs.
 ///

@@ -9,7 +9,7 @@ use clap::Args;
 use std::num::NonZeroU32;
 use std::process::ExitCode;
 use thaw_home::config::ByteSize;
-use thaw_node::sandboxes::{LimitsChange, LimitsInfo};
+use thaw_node::remote::{LimitsChange, LimitsInfo};
 
 /// Show or change how much a sandbox may use, while it runs.
 ///

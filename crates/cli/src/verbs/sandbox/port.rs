@@ -12,8 +12,8 @@ use std::num::NonZeroU16;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
-use thaw_node::sandboxes::Listener;
-use thaw_node::sandboxes::ports::PORT_PROTOCOL;
+use thaw_node::remote::Listener;
+use thaw_node::remote::ports::PORT_PROTOCOL;
 
 /// Bytes passed on at a time.
 const CHUNK: usize = 16 << 10;

@@ -5,7 +5,8 @@ use crate::failure::Outcome;
 use crate::output::{self, Table};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_node::sandboxes::{NetworkUsage, OnTimeout, SandboxInfo, SandboxUsage, SandboxVolume};
+use thaw_node::remote::{NetworkUsage, SandboxVolume};
+use thaw_node::sandboxes::{OnTimeout, SandboxInfo, SandboxUsage};
 
 /// `thaw sandbox list`.
 pub fn list(daemon: &DaemonArguments, json: bool) -> Outcome {

@@ -4,7 +4,7 @@ use super::Supervisor;
 use super::rest::Rest;
 use super::sleep::Sleep;
 use crate::instance::probe::{Probe, ProbeFailure, Question};
-use crate::sandboxes::ports::sockets;
+use crate::remote::ports::sockets;
 use crate::service::Service;
 use std::future::Future;
 use std::pin::Pin;

@@ -27,7 +27,7 @@ use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
 use trim::Trims;
 
 use crate::boots::{BootKind, BootRecord, Phases};
-use crate::sandboxes::limits::Unchanged;
+use crate::remote::limits::Unchanged;
 use crate::service::Service;
 use crate::socket::traffic;
 use crate::tenants::Lease;

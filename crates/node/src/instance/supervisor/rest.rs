@@ -6,7 +6,7 @@ use crate::instance::launch::Launcher;
 use crate::instance::live::{
     Checkpoint, Checkpointed, FrozenInstance, Reading, ReadingStep, Unread,
 };
-use crate::sandboxes::ExecNote;
+use crate::remote::ExecNote;
 use crate::tenants::Lease;
 use std::fmt;
 use std::sync::Arc;

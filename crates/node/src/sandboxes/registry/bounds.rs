@@ -2,9 +2,9 @@
 
 use super::{SandboxProblem, Sandboxes};
 use crate::inject::OwnHeaders;
-use crate::sandboxes::egress::{ClientEgress, EgressInfo, SandboxEgress, SandboxInject};
-use crate::sandboxes::limits::of_host;
-use crate::sandboxes::{LimitsChange, LimitsInfo};
+use crate::remote::egress::{ClientEgress, EgressInfo, SandboxEgress, SandboxInject};
+use crate::remote::limits::of_host;
+use crate::remote::{LimitsChange, LimitsInfo};
 
 impl Sandboxes {
     /// What one may use, and how much memory it has. Wakes nobody.

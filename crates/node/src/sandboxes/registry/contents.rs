@@ -1,9 +1,9 @@
 //! Programs and files in sandboxes.
 
 use super::{SandboxProblem, Sandboxes};
-use crate::sandboxes::exec::{Attached, Exec};
-use crate::sandboxes::files::{FileProblem, FileSession};
-use crate::sandboxes::{ExecRequest, ExecState, Next, Reader};
+use crate::remote::exec::{Attached, Exec};
+use crate::remote::files::{FileProblem, FileSession};
+use crate::remote::{ExecRequest, ExecState, Next, Reader};
 use std::sync::Arc;
 
 /// A program in a sandbox that goes on when this is dropped.

@@ -2,9 +2,10 @@
 
 use crate::inject::WrongHeaders;
 use crate::instance::InstanceState;
-use crate::sandboxes::egress::{EgressInfo, EgressWish, SandboxEgress};
-use crate::sandboxes::usage::{NetworkUsage, SandboxUsage};
-use crate::sandboxes::volumes::{SandboxVolume, WantedVolumes, configs};
+use crate::remote::NetworkUsage;
+use crate::remote::egress::{EgressInfo, EgressWish, SandboxEgress};
+use crate::remote::volumes::{SandboxVolume, WantedVolumes, configs};
+use crate::sandboxes::usage::SandboxUsage;
 use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

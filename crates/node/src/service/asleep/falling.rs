@@ -4,7 +4,7 @@ use super::sleepers::Sleeper;
 use super::wanted::watch_clients;
 use crate::asleep::{Asleep, Going};
 use crate::instance::{Command, InstanceState, KeptConnections, SleepingInstance};
-use crate::sandboxes::Execs;
+use crate::remote::Execs;
 use crate::service::{Service, Slot, Slots};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

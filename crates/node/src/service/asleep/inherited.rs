@@ -3,7 +3,7 @@
 
 use super::sleepers::Sleeper;
 use crate::asleep::{AsleepNote, Left};
-use crate::sandboxes::{ExecNote, Execs};
+use crate::remote::{ExecNote, Execs};
 use crate::service::Service;
 use std::sync::Arc;
 

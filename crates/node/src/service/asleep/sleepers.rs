@@ -2,7 +2,7 @@
 
 use crate::asleep::Asleep;
 use crate::instance::KeptConnections;
-use crate::sandboxes::Execs;
+use crate::remote::Execs;
 use crate::service::Slots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;

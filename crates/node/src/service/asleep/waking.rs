@@ -8,9 +8,9 @@ use crate::instance::{
     Command, ConnectionTable, Decrypted, Delivery, End, InstanceState, Launched, Outcome, Place,
     Placed, Supervisor, WakeError,
 };
-use crate::sandboxes::Execs;
-use crate::sandboxes::exec::NewStreams;
-use crate::sandboxes::volumes::OwnVolumes;
+use crate::remote::Execs;
+use crate::remote::exec::NewStreams;
+use crate::remote::volumes::OwnVolumes;
 use crate::service::held::use_egress;
 use crate::service::place::PlaceError;
 use crate::service::{Service, Slot, Slots};
@@ -290,7 +290,7 @@ impl Service {
         slots.perhaps_free.insert(id);
         drop(slots);
         drop(waking.done());
-        execs.wake(&connector, streams);
+        execs.wake(connector.clone(), streams);
         table.watch();
         self.shared.metrics().woken_from_sleep(self.name());
         tokio::spawn(supervisor.woken_from(asleep).run());

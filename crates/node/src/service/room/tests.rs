@@ -8,6 +8,7 @@ use crate::instance::{
     Report, WakeError, Way,
 };
 use crate::node::NodeState;
+use crate::remote::RemoteChannel;
 use crate::service::Reuse;
 use crate::service::asleep::Waking;
 use std::fs::File;
@@ -86,7 +87,9 @@ impl Connector for Idle {
     fn connect(&self, _: &Client) -> io::Result<()> {
         Ok(())
     }
+}
 
+impl RemoteChannel for Idle {
     fn send_remote(&self, _: RemoteMessage, _: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

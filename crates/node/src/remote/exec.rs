@@ -9,7 +9,7 @@ pub use going_on::ExecNote;
 pub(crate) use going_on::NewStreams;
 
 use super::output::{Output, Reader};
-use crate::instance::Connector;
+use crate::remote::RemoteChannel;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -161,7 +161,7 @@ pub struct Exec {
     /// What it prints.
     pub output: Arc<Output>,
     /// What reaches its sandbox; `None`: that is asleep.
-    connector: Mutex<Option<Arc<dyn Connector>>>,
+    channel: Mutex<Option<Arc<dyn RemoteChannel>>>,
     /// How many are attached to it.
     attached: AtomicUsize,
     /// Somebody was, since its instance was asked to rest for its sleep.
@@ -239,11 +239,11 @@ impl Execs {
         &self,
         id: u64,
         request: &ExecRequest,
-        connector: Arc<dyn Connector>,
+        channel: Arc<dyn RemoteChannel>,
     ) -> Result<(Attached, Reader), ExecProblem> {
         let message = RemoteMessage::exec(id, &request.spec())
             .map_err(|error| ExecProblem::Wrong(error.to_string()))?;
-        let (exec, reader) = self.send(id, request, message, connector)?;
+        let (exec, reader) = self.send(id, request, message, channel)?;
         let mut state = exec.state.subscribe();
         let started = state.wait_for(|state| *state != ExecState::Starting);
         let reached = timeout(START_PATIENCE, started).await;
@@ -280,7 +280,7 @@ impl Execs {
         id: u64,
         request: &ExecRequest,
         message: RemoteMessage,
-        connector: Arc<dyn Connector>,
+        channel: Arc<dyn RemoteChannel>,
     ) -> Result<(Attached, Reader), ExecProblem> {
         let note = ExecNote {
             id,
@@ -293,10 +293,10 @@ impl Execs {
         let sockets = Sockets::new(note.terminal, note.stdin);
         let (sockets, stdin) = sockets.map_err(|error| ExecProblem::Refused(error.to_string()))?;
         let exec = Attached::to(Arc::new(Exec::new(id, &note, stdin)));
-        exec.reach_by(Some(connector.clone()));
+        exec.reach_by(Some(channel.clone()));
         let reader = exec.output.reader().expect("it is the first one");
         self.insert(&exec)?;
-        if let Err(error) = connector.send_remote(message, &sockets.lent()) {
+        if let Err(error) = channel.send_remote(message, &sockets.lent()) {
             self.lock().execs.remove(&id);
             return Err(ExecProblem::Refused(format!("the instance takes no message: {error}")));
         }
@@ -491,7 +491,7 @@ impl Exec {
             pid: OnceLock::new(),
             stdin: AsyncMutex::new(stdin),
             output: Output::new(),
-            connector: Mutex::default(),
+            channel: Mutex::default(),
             attached: AtomicUsize::new(0),
             was_attached: AtomicBool::new(false),
             has_input: AtomicBool::new(false),
@@ -560,14 +560,14 @@ impl Exec {
         });
     }
 
-    fn reach_by(&self, connector: Option<Arc<dyn Connector>>) {
-        *self.connector.lock().expect("no holder panics") = connector;
+    fn reach_by(&self, channel: Option<Arc<dyn RemoteChannel>>) {
+        *self.channel.lock().expect("no holder panics") = channel;
     }
 
     fn send(&self, message: RemoteMessage) -> Result<(), String> {
-        let connector = self.connector.lock().expect("no holder panics").clone();
-        let connector = connector.ok_or_else(|| Shut.to_string())?;
-        connector.send_remote(message, &[]).map_err(|error| error.to_string())
+        let channel = self.channel.lock().expect("no holder panics").clone();
+        let channel = channel.ok_or_else(|| Shut.to_string())?;
+        channel.send_remote(message, &[]).map_err(|error| error.to_string())
     }
 
     /// Whether it has ended with its instance, so that nobody knows how.

@@ -1,7 +1,7 @@
 //! Files inside an instance, from outside. All paths are resolved there, by its kernel, with the
 //! rights of the session's user; nothing of this host is touched.
 
-use crate::instance::Connector;
+use crate::remote::RemoteChannel;
 use bytemuck::{Pod, Zeroable};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
@@ -121,7 +121,7 @@ impl FileSession {
     /// # Errors
     /// One sentence.
     pub(crate) fn open(
-        connector: &dyn Connector,
+        channel: &dyn RemoteChannel,
         user: &str,
         place: OwnedSemaphorePermit,
     ) -> Result<Self, String> {
@@ -131,7 +131,7 @@ impl FileSession {
         let (ours, theirs) = pair.map_err(|error| error.to_string())?;
         let socket = UnixStream::from_std(StdUnixStream::from(ours));
         let socket = socket.map_err(|error| error.to_string())?;
-        let sent = connector.send_remote(message, &[theirs.as_fd()]);
+        let sent = channel.send_remote(message, &[theirs.as_fd()]);
         sent.map_err(|error| format!("the instance takes no message: {error}"))?;
         Ok(Self { socket, is_greeted: false, next_len: None, _place: place })
     }

@@ -3,7 +3,7 @@
 //! The instance's kernel gives its listener the other end of a pair of sockets; the bytes pass
 //! through this daemon, so that they can come from any client.
 
-use crate::instance::Connector;
+use crate::remote::RemoteChannel;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,13 +52,13 @@ impl PortStream {
     /// # Errors
     /// See [`PortProblem`].
     pub(crate) async fn open(
-        connector: &dyn Connector,
+        channel: &dyn RemoteChannel,
         port: u16,
         place: OwnedSemaphorePermit,
         sent: impl FnOnce(),
     ) -> Result<Self, PortProblem> {
         let sockets = sockets().map_err(lost)?;
-        Self::over(sockets, connector, port, place, sent).await
+        Self::over(sockets, channel, port, place, sent).await
     }
 
     /// The same with sockets that are there: this end, and the sandbox's.
@@ -67,12 +67,12 @@ impl PortStream {
     /// See [`PortProblem`].
     pub(crate) async fn over(
         (ours, theirs): (OwnedFd, OwnedFd),
-        connector: &dyn Connector,
+        channel: &dyn RemoteChannel,
         port: u16,
         place: OwnedSemaphorePermit,
         sent: impl FnOnce(),
     ) -> Result<Self, PortProblem> {
-        connector.send_remote(RemoteMessage::port(port), &[theirs.as_fd()]).map_err(lost)?;
+        channel.send_remote(RemoteMessage::port(port), &[theirs.as_fd()]).map_err(lost)?;
         drop(theirs);
         sent();
         let mut stream = UnixStream::from_std(StdUnixStream::from(ours)).map_err(lost)?;

@@ -5,7 +5,6 @@
 //! the rules for the next daemon: an instance is never served under other rules meanwhile.
 
 use super::own_file::{OwnFile, Subject};
-use super::usage::NetworkUsage;
 use crate::inject::OwnHeaders;
 use crate::to_its_end::to_its_end;
 use schemars::JsonSchema;
@@ -16,8 +15,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::UNIX_EPOCH;
 use thaw_home::config::{EgressRule, Inject};
-use thaw_sandbox::{EgressOutcome, EgressPolicy, EgressRules};
+use thaw_sandbox::{EgressBytes, EgressOutcome, EgressPolicy, EgressRules};
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::spawn_blocking;
 
 /// Most rules of a sandbox.
 pub const RULES_MAX: usize = 256;
@@ -518,6 +518,27 @@ impl EgressTable {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.all.lock().expect("no holder panics")
     }
+}
+
+/// What the TCP connections of a sandbox to the outside have carried, without headers of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkUsage {
+    /// Bytes that the other sides have confirmed.
+    pub sent_bytes: u64,
+    /// Bytes that have come.
+    pub received_bytes: u64,
+}
+
+impl From<EgressBytes> for NetworkUsage {
+    fn from(EgressBytes { sent, received }: EgressBytes) -> Self {
+        Self { sent_bytes: sent, received_bytes: received }
+    }
+}
+
+/// Has [`NetworkUsage`] say how it is now. Waits for the host.
+pub async fn look_at_egress_bytes() {
+    // Without it the numbers are some seconds old.
+    let _ = spawn_blocking(thaw_sandbox::look_at_egress_bytes).await;
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use super::streams::{Input, Sockets};
 use super::{Exec, ExecState, Execs};
-use crate::instance::Connector;
+use crate::remote::RemoteChannel;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::mem;
@@ -102,7 +102,7 @@ impl Execs {
         &self,
         notes: &[ExecNote],
         mut next: impl FnMut() -> u64,
-        connector: &Arc<dyn Connector>,
+        channel: Arc<dyn RemoteChannel>,
     ) -> io::Result<Vec<Arc<Exec>>> {
         let NewStreams(streams) = NewStreams::of(notes)?;
         let mut all = Vec::new();
@@ -111,11 +111,11 @@ impl Execs {
             // It is open, and has as many as its original.
             if self.insert(&exec).is_ok() {
                 all.push(exec.clone());
-                self.tell(&exec, earlier, sockets, connector);
+                self.tell(&exec, earlier, sockets, &channel);
             }
         }
         // One that takes no message has ended.
-        let _ = connector.send_remote(RemoteMessage::execs_go_on(), &[]);
+        let _ = channel.send_remote(RemoteMessage::execs_go_on(), &[]);
         Ok(all)
     }
 
@@ -146,10 +146,10 @@ impl Execs {
     }
 
     /// The instance lives on under the next daemon: these are to wait for that.
-    pub fn wait_for_next(&self, connector: &Arc<dyn Connector>) {
+    pub fn wait_for_next(&self, channel: &dyn RemoteChannel) {
         // It may answer before the call has returned.
         self.lock().wait = true;
-        if connector.send_remote(RemoteMessage::execs_wait(), &[]).is_err() {
+        if channel.send_remote(RemoteMessage::execs_wait(), &[]).is_err() {
             // It has ended.
             self.lock().wait = false;
         }
@@ -208,16 +208,16 @@ impl Execs {
     }
 
     /// There are no streams for its processes: they go on without, and nobody hears of them.
-    pub fn go_on_without(&self, connector: &Arc<dyn Connector>) {
+    pub fn go_on_without(&self, channel: &dyn RemoteChannel) {
         self.all().iter().for_each(|exec| exec.lose());
         // One that takes no message has ended.
-        let _ = connector.send_remote(RemoteMessage::execs_go_on(), &[]);
+        let _ = channel.send_remote(RemoteMessage::execs_go_on(), &[]);
         self.reopen();
     }
 
     /// The instance is awake again, and its processes go on by the numbers that they have, with these
     /// streams; `None`: its kernel cannot have them go on.
-    pub(crate) fn wake(&self, connector: &Arc<dyn Connector>, streams: Option<NewStreams>) {
+    pub(crate) fn wake(&self, channel: Arc<dyn RemoteChannel>, streams: Option<NewStreams>) {
         match streams {
             Some(NewStreams(streams)) => {
                 for (id, sockets, input) in streams {
@@ -226,10 +226,10 @@ impl Execs {
                     if let Ok(mut own) = exec.stdin.try_lock() {
                         *own = input;
                     }
-                    self.tell(&exec, id, sockets, connector);
+                    self.tell(&exec, id, sockets, &channel);
                 }
                 // One that takes no message has ended.
-                let _ = connector.send_remote(RemoteMessage::execs_go_on(), &[]);
+                let _ = channel.send_remote(RemoteMessage::execs_go_on(), &[]);
             }
             None => self.all().iter().for_each(|exec| exec.lose()),
         }
@@ -242,12 +242,12 @@ impl Execs {
         exec: &Arc<Exec>,
         earlier: u64,
         sockets: Sockets,
-        connector: &Arc<dyn Connector>,
+        channel: &Arc<dyn RemoteChannel>,
     ) {
         exec.goes_on.store(true, Ordering::Relaxed);
-        exec.reach_by(Some(connector.clone()));
+        exec.reach_by(Some(channel.clone()));
         let message = RemoteMessage::exec_goes_on(earlier, exec.id);
-        match connector.send_remote(message, &sockets.lent()) {
+        match channel.send_remote(message, &sockets.lent()) {
             Ok(()) => exec.collect(sockets.ours),
             // The instance has ended. If it was just woken it may sleep on, with its processes: who hears
             // of its end decides that.
@@ -273,8 +273,7 @@ impl Execs {
 mod tests {
     use super::super::ExecProblem;
     use super::*;
-    use crate::instance::Client;
-    use crate::sandboxes::Next;
+    use crate::remote::Next;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::sync::Mutex;
     use thaw_sandbox::RemoteEvent;
@@ -286,11 +285,7 @@ mod tests {
         is_dead: bool,
     }
 
-    impl Connector for Sandbox {
-        fn connect(&self, _: &Client) -> io::Result<()> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-
+    impl RemoteChannel for Sandbox {
         fn send_remote(&self, _: RemoteMessage, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
             if self.is_dead {
                 return Err(io::ErrorKind::BrokenPipe.into());
@@ -320,8 +315,8 @@ mod tests {
     async fn one_that_is_killed_while_it_wakes_sleeps_on_with_those_that_nobody_has_used() {
         let execs = Execs::asleep(&[note(1), note(2), note(3)]);
         assert!(execs.is_shut() && execs.attach(1).is_err());
-        let connector: Arc<dyn Connector> = Arc::new(Sandbox::default());
-        execs.wake(&connector, Some(execs.new_streams().unwrap()));
+        let channel: Arc<dyn RemoteChannel> = Arc::new(Sandbox::default());
+        execs.wake(channel.clone(), Some(execs.new_streams().unwrap()));
         // One is attached, one was, and one has been left alone.
         let attached = execs.attach(1).unwrap().unwrap();
         attached.write(b"lost").await;
@@ -333,7 +328,7 @@ mod tests {
         assert!(next.is_shut() && next.new_streams().unwrap().0.len() == 1);
         // Whoever comes late to the former table is refused.
         let request = super::super::ExecRequest { argv: vec!["sh".into()], ..Default::default() };
-        let late = execs.start(9, &request, connector).await;
+        let late = execs.start(9, &request, channel).await;
         assert!(matches!(late.err(), Some(ExecProblem::Refused(_))));
     }
 
@@ -341,8 +336,8 @@ mod tests {
     async fn input_that_was_not_read_keeps_a_sandbox_awake_also_behind_its_end() {
         for ends in [false, true] {
             let (execs, sandbox) = (Execs::default(), Arc::new(Sandbox::default()));
-            let connector: Arc<dyn Connector> = sandbox.clone();
-            let all = execs.go_on_in_copy(&[note(7)], || 8, &connector).unwrap();
+            let channel: Arc<dyn RemoteChannel> = sandbox.clone();
+            let all = execs.go_on_in_copy(&[note(7)], || 8, channel).unwrap();
             assert_eq!(all[0].id(), 8);
             assert!(!execs.may_sleep(), "it is not known whether it runs");
             started(&execs, 8);
@@ -366,18 +361,19 @@ mod tests {
 
     #[tokio::test]
     async fn those_that_are_lost_end_for_who_reads_them() {
-        let dead: Arc<dyn Connector> = Arc::new(Sandbox { is_dead: true, ..Sandbox::default() });
+        let dead: Arc<dyn RemoteChannel> =
+            Arc::new(Sandbox { is_dead: true, ..Sandbox::default() });
         let execs = Execs::default();
-        let all = execs.go_on_in_copy(&[note(1)], || 2, &dead).unwrap();
+        let all = execs.go_on_in_copy(&[note(1)], || 2, dead.clone()).unwrap();
         let mut reader = all[0].output.reader().unwrap();
         assert_eq!(reader.next().await, Next::End);
         // One that was killed as soon as it woke sleeps on with them.
         let asleep = Execs::asleep(&[note(1)]);
-        asleep.wake(&dead, Some(asleep.new_streams().unwrap()));
+        asleep.wake(dead.clone(), Some(asleep.new_streams().unwrap()));
         let asleep = asleep.asleep_again();
         assert!(asleep.new_streams().unwrap().0[0].2.is_open());
         let mut reader = asleep.find(1).unwrap().output.reader().unwrap();
-        asleep.wake(&dead, None);
+        asleep.wake(dead, None);
         assert_eq!(reader.next().await, Next::End);
         assert!(asleep.find(1).unwrap().is_cut_off());
     }

@@ -5,7 +5,6 @@
 //! instances over: one that uses more than its function's would be ended by the function's limit.
 
 use super::own_file::{OwnFile, Subject};
-use crate::instance::MemoryHeld;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,6 +15,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_home::config::{ByteSize, Limits};
 use thaw_sandbox::ResourceLimits;
 use tokio::sync::MutexGuard as Turn;
+
+/// Memory of an instance that counts in its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryHeld {
+    /// Bytes that it has, files in it included; none where nobody counts them.
+    pub bytes: Option<u64>,
+    /// Bytes that are in a swap file and come back.
+    pub swapped: u64,
+}
 
 /// The file.
 const ABOUT: Subject = Subject {
