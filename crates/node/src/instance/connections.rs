@@ -1,11 +1,11 @@
 //! The connections of one instance: whoever accepts a client puts its connection in,
 //! the instance's supervisor takes it out.
 
+use super::command::Command;
 use super::end::End;
 use super::launch::{Client, Way};
 use super::live::Connector;
 use super::patience::Patience;
-use super::supervisor::Command;
 use crate::edge::Addresses;
 use crate::remote::Execs;
 use rustix::net::{Shutdown, shutdown};
@@ -113,7 +113,7 @@ pub(crate) enum LetGo {
 }
 
 /// A connection that the guest has.
-pub(super) struct OpenConnection {
+pub(crate) struct OpenConnection {
     watch: Watch,
     /// When to look whether it has been silent for too long, or is closed.
     look_at: Option<Instant>,
@@ -193,7 +193,7 @@ impl Drop for KeptConnections {
 }
 
 /// A connection whose time has come.
-pub(super) enum Due {
+pub(crate) enum Due {
     /// It has to be looked at.
     Look(Arc<Client>),
     /// The guest should have closed it.
@@ -407,7 +407,7 @@ impl ConnectionTable {
     ///
     /// # Errors
     /// This process has no descriptors left.
-    pub(super) fn keep_old_ones(&self, age: Duration) -> io::Result<Option<Duration>> {
+    pub(crate) fn keep_old_ones(&self, age: Duration) -> io::Result<Option<Duration>> {
         let now_ns = monotonic_ns();
         let mut next = None;
         let mut old = Vec::new();
@@ -543,7 +543,7 @@ impl ConnectionTable {
     }
 
     /// Whether the next daemon gets it from the monitor.
-    pub(super) fn monitor_has_it(&self) -> bool {
+    pub(crate) fn monitor_has_it(&self) -> bool {
         let is_kept = self.is_kept.lock().expect("no holder panics");
         is_kept.as_ref().is_some_and(|has_arrived| has_arrived.load(SeqCst))
     }
@@ -594,38 +594,38 @@ impl ConnectionTable {
     // For the supervisor.
 
     /// The monitor was asked to keep the instance for the next daemon, or to forget it.
-    pub(super) fn note_kept(&self, has_arrived: Option<Arc<AtomicBool>>) {
+    pub(crate) fn note_kept(&self, has_arrived: Option<Arc<AtomicBool>>) {
         *self.is_kept.lock().expect("no holder panics") = has_arrived;
     }
 
     /// The monitor was asked to have the instance at once.
-    pub(super) fn note_asked_to_leave(&self) {
+    pub(crate) fn note_asked_to_leave(&self) {
         let _ = self.asked_to_leave.set(Instant::now());
     }
 
     /// The instance ends with this daemon.
-    pub(super) fn note_cannot_leave(&self) {
+    pub(crate) fn note_cannot_leave(&self) {
         self.cannot_leave.store(true, SeqCst);
     }
 
     /// It was tried in vain to put it to sleep.
-    pub(super) fn note_cannot_sleep(&self) {
+    pub(crate) fn note_cannot_sleep(&self) {
         self.cannot_sleep.store(true, SeqCst);
     }
 
     /// It is about to look whether the instance has read everything: it wants to be told
     /// of what is sent from now on.
-    pub(super) fn stop_watching(&self) {
+    pub(crate) fn stop_watching(&self) {
         self.is_watched.store(false, SeqCst);
     }
 
     /// Takes a connection out.
-    pub(super) fn take(&self, id: u64) -> Option<OpenConnection> {
+    pub(crate) fn take(&self, id: u64) -> Option<OpenConnection> {
         self.open().held.remove(&id)
     }
 
     /// The instance is gone: takes all connections out, by number, and lets no other in.
-    pub(super) fn close(&self) -> HashMap<u64, OpenConnection> {
+    pub(crate) fn close(&self) -> HashMap<u64, OpenConnection> {
         let mut open = self.open();
         open.is_closed = true;
         mem::take(&mut open.held)
@@ -633,7 +633,7 @@ impl ConnectionTable {
 
     /// For how long the instance has had nothing to do for any client, as far as their sockets
     /// tell; `None`: somebody waits for something, or there are more than go on after a sleep.
-    pub(super) fn silent_for(&self, patience: Option<Patience>) -> Option<Duration> {
+    pub(crate) fn silent_for(&self, patience: Option<Patience>) -> Option<Duration> {
         let open = self.open();
         let mut shortest = Duration::MAX;
         let mut clients = 0;
@@ -653,7 +653,7 @@ impl ConnectionTable {
     }
 
     /// Takes out the connections of clients that an instance has which is about to sleep.
-    pub(super) fn take_clients(&self) -> KeptConnections {
+    pub(crate) fn take_clients(&self) -> KeptConnections {
         let mut open = self.open();
         let is_clients = |held: &mut OpenConnection| matches!(held.watch, Watch::Client(_));
         KeptConnections(open.held.extract_if(|_, held| is_clients(held)).collect())
@@ -670,13 +670,13 @@ impl ConnectionTable {
     }
 
     /// When a connection has to be looked at.
-    pub(super) fn next_look(&self) -> Option<Instant> {
+    pub(crate) fn next_look(&self) -> Option<Instant> {
         self.open().next_look
     }
 
     /// The connections whose time has come by `now`; each gets another time by
     /// [`ConnectionTable::look_again`], or is not looked at again.
-    pub(super) fn due(&self, now: Instant) -> Vec<Due> {
+    pub(crate) fn due(&self, now: Instant) -> Vec<Due> {
         let mut open = self.open();
         let mut due = Vec::new();
         let mut next = None;
@@ -698,7 +698,7 @@ impl ConnectionTable {
     }
 
     /// Has all connections of clients looked at.
-    pub(super) fn look_at_all(&self, at: Instant) {
+    pub(crate) fn look_at_all(&self, at: Instant) {
         let mut open = self.open();
         let clients = open.held.values_mut().filter(|held| matches!(held.watch, Watch::Client(_)));
         clients.for_each(|held| held.look_at = Some(at));
@@ -706,7 +706,7 @@ impl ConnectionTable {
     }
 
     /// Has a connection looked at again, if it is still there.
-    pub(super) fn look_again(&self, id: u64, at: Instant) {
+    pub(crate) fn look_again(&self, id: u64, at: Instant) {
         let mut open = self.open();
         if let Some(held) = open.held.get_mut(&id) {
             held.look_at = Some(at);

@@ -15,7 +15,7 @@ const RETIRED_LOOK: Duration = Duration::from_millis(100);
 
 /// What a connection's silence means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Look again after this time.
     Fine(Duration),
     /// The client has asked nothing for longer than the function keeps idle connections.
@@ -26,7 +26,7 @@ pub(super) enum Verdict {
 
 /// The times of a function's connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     /// How long a request may wait for its answer; `None` where the protocol is not
     /// known.
     pub answer: Option<Duration>,
@@ -39,7 +39,7 @@ pub(super) struct Patience {
 impl Patience {
     /// The times of a function's connections, if they are kept here: requests that
     /// are read from standard input, and flows of datagrams, have a task each that does.
-    pub(super) fn of(config: &FunctionConfig) -> Option<Self> {
+    pub(crate) fn of(config: &FunctionConfig) -> Option<Self> {
         let limits = &config.limits;
         let (first_look, keep_alive) = (limits.timeout.0, limits.keep_alive.0);
         match config.entry.kind {
@@ -50,7 +50,7 @@ impl Patience {
     }
 
     /// From now on connections are idle soon; says whether they were not before.
-    pub(super) fn retire(&mut self) -> bool {
+    pub(crate) fn retire(&mut self) -> bool {
         let idle = if self.answer.is_some() { RETIRED_ANSWERED } else { RETIRED_SILENT };
         let is_news = self.keep_alive > idle;
         self.keep_alive = self.keep_alive.min(idle);
@@ -60,7 +60,7 @@ impl Patience {
 
     /// For how long neither side of a connection waits for the other; `None`: one does, or there
     /// is something that the instance has not read.
-    pub(super) fn silent_for(&self, client: &Client) -> Option<Duration> {
+    pub(crate) fn silent_for(&self, client: &Client) -> Option<Duration> {
         let traffic = traffic(&client.socket).ok()?;
         let is_read = unread(&client.socket).is_ok_and(|bytes| bytes == 0);
         self.silence(traffic).filter(|_| is_read)
@@ -79,7 +79,7 @@ impl Patience {
     }
 
     /// Judges a connection by what it has carried.
-    pub(super) fn judge(&self, traffic: Traffic) -> Verdict {
+    pub(crate) fn judge(&self, traffic: Traffic) -> Verdict {
         match self.answer {
             Some(limit) => judge(traffic, limit, self.keep_alive),
             None => judge_silence(traffic, self.keep_alive),

@@ -33,7 +33,7 @@ const PREFIX: usize = 5;
 
 /// Why a probe has failed: what stands in the log of its function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ProbeFailure {
+pub(crate) enum ProbeFailure {
     #[error("no answer within {} s", .0.as_secs_f64())]
     NoAnswer(Duration),
     #[error("status {0}")]
@@ -64,7 +64,7 @@ impl ProbeFailure {
 }
 
 /// What is asked, and how.
-pub(super) struct Probe {
+pub(crate) struct Probe {
     pub connector: Arc<dyn Connector>,
     /// This end of the connection, and the sandbox's.
     pub sockets: (OwnedFd, OwnedFd),
@@ -79,7 +79,7 @@ pub(super) struct Probe {
 }
 
 /// What a program is asked.
-pub(super) enum Question {
+pub(crate) enum Question {
     /// To have a connection.
     Connection,
     /// To answer a request for this path by HTTP/1.1.

@@ -1,6 +1,6 @@
 //! Copies of the volumes of an instance that is checkpointed, while all who use them are at rest.
 
-use super::supervisor::Held;
+use super::command::Held;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use thaw_home::volumes::{SnapshotsAtRest, VolumeSnapshot};
 use thaw_sandbox::{Copied, Volume};

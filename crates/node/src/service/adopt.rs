@@ -2,11 +2,12 @@
 //! booted.
 
 use super::room::Claimed;
+use super::supervisor::Supervisor;
 use super::{Service, Slot};
 use crate::boots::BootKind;
 use crate::instance::{
     Change, Client, ConnectionTable, Delivery, Done, Inherited, InstanceNote, InstanceState,
-    JoinedOrphan, LaunchError, Launched, Place, Placed, Supervisor,
+    JoinedOrphan, LaunchError, Launched, Place, Placed,
 };
 use crate::tenants::Lease;
 use std::sync::Arc;

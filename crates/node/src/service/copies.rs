@@ -4,10 +4,11 @@ use super::held::use_egress;
 use super::memory::REST_PATIENCE;
 use super::own_volumes::Mounting;
 use super::room::Claimed;
+use super::supervisor::Supervisor;
 use super::{Service, Slot, VolumeFiles};
 use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
-    LaunchError, Launched, Launcher, Supervisor, VolumesAtRest,
+    LaunchError, Launched, Launcher, VolumesAtRest,
 };
 use crate::remote::limits::OwnLimits;
 use crate::remote::volumes::{OwnVolumes, WantedVolumes};

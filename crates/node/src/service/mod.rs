@@ -41,6 +41,7 @@ mod retire;
 mod reuse;
 mod room;
 mod slots;
+mod supervisor;
 mod volumes;
 mod waiting;
 

@@ -6,13 +6,14 @@ use crate::asleep::Asleep;
 use crate::boots::BootKind;
 use crate::instance::{
     Command, ConnectionTable, Decrypted, Delivery, End, InstanceState, Launched, Outcome, Place,
-    Placed, Supervisor, WakeError,
+    Placed, WakeError,
 };
 use crate::remote::Execs;
 use crate::remote::exec::NewStreams;
 use crate::remote::volumes::OwnVolumes;
 use crate::service::held::use_egress;
 use crate::service::place::PlaceError;
+use crate::service::supervisor::Supervisor;
 use crate::service::{Service, Slot, Slots};
 use std::mem;
 use std::sync::Arc;

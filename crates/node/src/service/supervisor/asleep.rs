@@ -6,9 +6,7 @@
 
 use super::{IDLE_CHECK_MIN, KEEP_AFTER, Sleep, Supervisor};
 use crate::asleep::{Asleep, Going};
-use crate::instance::connections::Outcome;
-use crate::instance::hibernation::SwapStorage;
-use crate::instance::live::{Report, SleepingInstance};
+use crate::instance::{Outcome, Report, SleepReply, SleepingInstance, SwapStorage};
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
@@ -16,11 +14,8 @@ use std::task::Poll;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::Twin;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
-
-/// Where to say how it went.
-pub(crate) type SleepReply = oneshot::Sender<Result<SleepingInstance, String>>;
 
 /// How long until it is tried again to put an instance to sleep.
 const SLEEP_AGAIN: Duration = Duration::from_millis(100);

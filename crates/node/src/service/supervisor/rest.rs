@@ -1,159 +1,20 @@
 //! An instance that rests for somebody: to be frozen, copied or checkpointed.
 
-use super::{Command, Supervisor, keep_time};
-use crate::instance::connections::ConnectionTable;
-use crate::instance::launch::Launcher;
-use crate::instance::live::{
-    Checkpoint, Checkpointed, FrozenInstance, Reading, ReadingStep, Unread,
+use super::{Supervisor, keep_time};
+use crate::instance::{
+    Checkpoint, Checkpointed, Command, Copied, Held, Hold, Launcher, Pause, Reading, ReadingStep,
+    Rest, Unread,
 };
 use crate::remote::ExecNote;
-use crate::tenants::Lease;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use thaw_abi::control::EntryPoint;
-use thaw_home::seal::owner::KeyId;
-use thaw_sandbox::{Twin, Volume};
+use thaw_sandbox::Twin;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// How many wait for a rest of an instance at most, besides the one who has it.
 const NEXT_MAX: usize = 16;
-
-/// Where to say how a freeze went.
-pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
-/// Where to say how copying went.
-pub(crate) type CopyReply = oneshot::Sender<Result<Copied, String>>;
-
-/// Where to say how a checkpoint went, and how the instance rested.
-pub(crate) type CheckpointReply = oneshot::Sender<Result<(Checkpointed, Pause), String>>;
-
-/// How an instance rested whose memory was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pause {
-    /// For how long, from the moment at which it was asked to.
-    pub time: Duration,
-    /// It went on at once, and a twin was read.
-    pub had_twin: bool,
-}
-
-/// The copied memory of an instance that has gone on.
-pub(crate) struct Copied {
-    /// Boots instances that begin where that one was.
-    pub launcher: Arc<dyn Launcher>,
-    /// How it rested.
-    pub pause: Pause,
-}
-
-impl fmt::Debug for Copied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Copied").field("pause", &self.pause).finish_non_exhaustive()
-    }
-}
-
-/// Somebody wants an instance to be at rest while these volumes are copied.
-#[derive(Debug)]
-pub(crate) struct Hold {
-    pub volumes: Vec<Arc<Volume>>,
-    pub reply: oneshot::Sender<Result<Held, String>>,
-}
-
-/// An instance that is at rest until this is dropped.
-pub(crate) struct Held {
-    table: Arc<ConnectionTable>,
-    volumes: Vec<Arc<Volume>>,
-    /// How many files of each the instance has open.
-    open: Vec<usize>,
-}
-
-impl Held {
-    /// How many files of a volume the instance has open.
-    pub fn open_files_of(&self, volume: &Volume) -> usize {
-        let all = self.volumes.iter().zip(&self.open);
-        let of_it = all.filter(|(one, _)| std::ptr::eq(&raw const ***one, volume));
-        of_it.map(|(_, open)| open).sum()
-    }
-}
-
-impl fmt::Debug for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("open", &self.open).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.table.tell(Command::LetGo);
-    }
-}
-
-/// Who wants the instance to come to rest.
-#[derive(Debug)]
-pub(crate) enum Rest {
-    Freeze(FreezeReply),
-    Copy(CopyReply, Instant),
-    Hold(Hold),
-    /// It rests, and stays so.
-    Held,
-    /// With room for a twin, if there is any.
-    Checkpoint(Checkpoint, CheckpointReply, Instant, Option<Lease>),
-}
-
-impl Rest {
-    /// Whether the instance goes on afterwards.
-    fn is_checkpoint(&self) -> bool {
-        !matches!(self, Self::Freeze(_))
-    }
-
-    /// The same for an instance that is asked only now, so that its pause begins now.
-    fn asked_now(self) -> Self {
-        match self {
-            Self::Copy(reply, _) => Self::Copy(reply, Instant::now()),
-            Self::Checkpoint(new, reply, _, room) => {
-                Self::Checkpoint(new, reply, Instant::now(), room)
-            }
-            other => other,
-        }
-    }
-
-    /// Why an instance of an encrypted checkpoint must not be written so: it would lie on disk as it
-    /// is.
-    fn lays_bare(&self, owner_key: Option<KeyId>) -> Option<String> {
-        let key = owner_key?;
-        let from = format!("it comes from a checkpoint that is encrypted with key {key}");
-        match self {
-            Self::Checkpoint(new, ..) if new.key.is_none() => {
-                Some(format!("{from}; give a key with --key-file for this one, too"))
-            }
-            Self::Freeze(_) => Some(format!("{from}, and images of functions are not encrypted")),
-            _ => None,
-        }
-    }
-
-    /// Whether whoever has asked still waits.
-    pub(super) fn is_wanted(&self) -> bool {
-        match self {
-            Self::Freeze(reply) => !reply.is_closed(),
-            Self::Copy(reply, _) => !reply.is_closed(),
-            Self::Hold(hold) => !hold.reply.is_closed(),
-            Self::Held => true,
-            Self::Checkpoint(_, reply, ..) => !reply.is_closed(),
-        }
-    }
-
-    /// Whoever has asked hears why there is none.
-    fn refuse(self, reason: String) {
-        // Who has asked may have lost patience.
-        match self {
-            Self::Freeze(reply) => drop(reply.send(Err(reason))),
-            Self::Copy(reply, _) => drop(reply.send(Err(reason))),
-            Self::Hold(hold) => drop(hold.reply.send(Err(reason))),
-            Self::Held => {}
-            Self::Checkpoint(_, reply, ..) => drop(reply.send(Err(reason))),
-        }
-    }
-}
 
 impl Supervisor {
     /// Asks the instance to come to rest, for one who wants it at a time.
@@ -291,7 +152,7 @@ impl Supervisor {
         let open = volumes.iter().map(|volume| self.instance.open_files_of(volume)).collect();
         self.rest = Some(Rest::Held);
         // If nobody wants that any more, it goes on when this is dropped.
-        let _ = reply.send(Ok(Held { table: self.connections.clone(), volumes, open }));
+        let _ = reply.send(Ok(Held::new(self.connections.clone(), volumes, open)));
     }
 
     /// Nobody wants the instance to stay at rest any more.

@@ -1,19 +1,13 @@
 //! Hibernation: when an instance gives up its memory, and who hears of it.
 
 use super::{IDLE_CHECK_MIN, Supervisor, idle_check};
-use crate::instance::hibernation::{HibernationTerms, SwapStorage};
-use crate::instance::live::HibernatedInstance;
+use crate::instance::{
+    HibernateReply, HibernatedInstance, HibernationTerms, PauseReply, SwapStorage, WakeReply,
+};
 use std::time::Duration;
 use thaw_sandbox::{Awake, AwakeCause, Timers};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-
-/// Where to say how a hibernation went.
-pub(crate) type HibernateReply = oneshot::Sender<Result<HibernatedInstance, String>>;
-/// Where to say that nothing in it runs.
-pub(crate) type PauseReply = oneshot::Sender<Result<(), String>>;
-/// Where to say how it woke; `None`: it was awake.
-pub(crate) type WakeReply = oneshot::Sender<Result<Option<Awake>, String>>;
 
 /// How long until it is tried again to hibernate an instance.
 const HIBERNATE_AGAIN: Duration = Duration::from_millis(100);

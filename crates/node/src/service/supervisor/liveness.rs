@@ -1,9 +1,8 @@
 //! Asking the program again and again whether it is well, and ending an instance that is not.
 
 use super::Supervisor;
-use super::rest::Rest;
 use super::sleep::Sleep;
-use crate::instance::probe::{Probe, ProbeFailure, Question};
+use crate::instance::{Probe, ProbeFailure, Question, Rest};
 use crate::remote::ports::sockets;
 use crate::service::Service;
 use std::future::Future;

@@ -10,29 +10,24 @@ mod rest;
 mod sleep;
 mod trim;
 
-pub(crate) use rest::{Copied, Held, Hold};
-
-use super::connections::{ConnectionTable, Due, LetGo, Outcome};
-use super::end::{End, Overrun};
-use super::hibernation::SwapStorage;
-use super::launch::{Client, Launched};
-use super::live::{Checkpoint, Instance, InstanceUse, Origin, Report};
-use super::patience::{Patience, Verdict};
-use asleep::{SleepReply, Sleepiness};
+use super::Service;
+use crate::instance::{
+    Client, Command, ConnectionTable, Due, End, HibernateReply, Instance, InstanceNote,
+    InstanceUse, Launched, LetGo, Outcome, Overrun, Patience, PauseReply, Place, Report, Rest,
+    SwapStorage, Verdict, WakeReply,
+};
+use asleep::Sleepiness;
 use ending::{EndLater, Stopping};
 use lacks::Lacks;
 use liveness::{Health, Probed};
-use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
-use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
+use sleep::Sleep;
 use trim::Trims;
 
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::remote::limits::Unchanged;
-use crate::service::Service;
 use crate::socket::traffic;
 use crate::tenants::Lease;
 use rustix::net::{Shutdown, shutdown};
-use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -40,10 +35,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use thaw_home::config::{DomainName, FunctionName};
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, EgressEvents, KilledProcess, MemoryReader, ResourceLimits, Twin};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use thaw_sandbox::{BootTimes, EgressEvents, KilledProcess, ResourceLimits, Twin};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, sleep as wait};
 
 /// Most denied outgoing connections of one instance that are logged.
@@ -60,87 +54,6 @@ const KILL_PATIENCE: Duration = Duration::from_millis(500);
 /// How long an instance lives, or a connection that was handed over, before it is kept for the daemon that comes
 /// after this one: most end before that, and cost nothing.
 const KEEP_AFTER: Duration = Duration::from_millis(150);
-
-/// What the next daemon has to know of an instance.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct InstanceNote {
-    pub id: u64,
-    pub function: FunctionName,
-    /// Identifies the image that it was booted from.
-    pub image: String,
-    /// When it was booted, in milliseconds since 1970.
-    pub booted_ms: u64,
-    /// The function's tenant.
-    pub domain: Option<DomainName>,
-    /// Bytes of memory that it may use.
-    pub memory: u64,
-    /// What it was made of.
-    #[serde(default)]
-    pub origin: Origin,
-    /// Its function has volumes.
-    #[serde(default)]
-    pub has_volumes: bool,
-    /// Its kernel knows how to take back what it has open in volumes.
-    #[serde(default)]
-    pub renews_volumes: bool,
-}
-
-/// What a supervisor can be told.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// Make sure that the instance reads what it was sent.
-    Watch,
-    /// Look when the next connection is due.
-    Look,
-    /// A first request was answered on a connection that stays.
-    Served,
-    /// Make its memory the image of the function, and end; it is idle.
-    Freeze(FreezeReply),
-    /// Copy its memory; it goes on.
-    Copy(CopyReply),
-    /// Write its memory to the store; it goes on. There may be room for its memory a second time.
-    Checkpoint(Checkpoint, CheckpointReply, Option<Lease>),
-    /// Come to rest while volumes are copied, and stay so.
-    Hold(Hold),
-    /// It need not stay at rest any more.
-    LetGo,
-    /// The memory of its twin was read; or it has ended before, and the instance is to be copied once
-    /// more, while it rests.
-    TwinRead(Option<Rest>),
-    /// Give up its memory; it is idle.
-    Hibernate(HibernateReply),
-    /// Run nothing until somebody wants something of it, and give up its memory.
-    Pause(PauseReply),
-    /// Give up its memory if it is idle; nobody waits for that.
-    Relieve,
-    /// Take its memory back.
-    Wake(WakeReply),
-    /// Somebody does not wait any more who wanted it to be hibernated or paused.
-    Withdraw,
-    /// Leave a file and end, if it is idle; perhaps nobody waits for that.
-    Sleep(Option<SleepReply>),
-    /// The same for others who want its room: end if it cannot.
-    SleepOrEnd,
-    /// Its version is served no longer: have connections end that are idle.
-    Retire,
-    /// Say what counts its memory.
-    Memory(oneshot::Sender<MemoryReader>),
-    /// Say what it uses.
-    Use(oneshot::Sender<InstanceUse>),
-    /// Change what it may use.
-    Limits(ResourceLimits, oneshot::Sender<Result<(), Unchanged>>),
-    /// Be kept for the next daemon at once, with all connections that were handed over.
-    Leave,
-    /// Have the program end by itself, if its function gives it time for that.
-    Stop,
-    /// The same for others who want its room, and wait for a part of that time only.
-    StopForOthers,
-    End,
-    /// End, since it takes no connection; if it has ended by itself, that is how it ended.
-    EndUnreachable,
-    /// End, since it has taken too long, as the text says.
-    EndLate(String),
-}
 
 /// How the boot came about.
 struct Boot {
@@ -219,15 +132,6 @@ pub(crate) struct Supervisor {
     /// It was asked to end by itself.
     stopping: Option<Stopping>,
     place: Place,
-}
-
-/// The place of one instance.
-#[derive(Debug)]
-pub(crate) struct Place {
-    /// Its share of the node's capacity.
-    pub _capacity: OwnedSemaphorePermit,
-    /// Its share of what its tenant may have.
-    pub lease: Lease,
 }
 
 enum Step {
