@@ -244,7 +244,8 @@ mod tests {
             }))
             .unwrap()
         };
-        let mut all = BTreeMap::from([("box".to_owned(), info(6))]);
+        let mut all = Table::default();
+        all.insert("box".to_owned(), info(6));
         assert!(same_one(&mut all, &info(5)).is_none());
         assert_eq!(same_one(&mut all, &info(6)).map(|found| found.instance), Some(6));
     }
