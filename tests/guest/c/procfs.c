@@ -4,7 +4,9 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/sysmacros.h>
+#include <sys/wait.h>
 
 static char text[1 << 18];
 
@@ -32,6 +34,80 @@ static void *count_links(void *unused)
     TRY(stat("/proc/self/task", &st));
     say("links %lu\n", (unsigned long)st.st_nlink);
     return unused;
+}
+
+/* Ends after a while of computing, under a name of its own. */
+static void compute_and_end(void)
+{
+    prctl(PR_SET_NAME, "gone.sh");
+    struct timespec used;
+    do
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    while (used.tv_sec == 0 && used.tv_nsec < 60000000);
+    _exit(7);
+}
+
+static const char *of_process(int pid, const char *file)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", pid, file);
+    return path;
+}
+
+/* The keys of a file with lines such as "Name:\tvalue". */
+static void say_keys(void)
+{
+    static const char *left_out[] = {"Kthread", "Seccomp_filters", "Speculation", "x86_Thread", "untag_mask"};
+    for (char *line = text; *line; line = strchr(line, '\n') + 1) {
+        bool said = true;
+        for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++)
+            said &= strncmp(line, left_out[i], strlen(left_out[i])) != 0;
+        if (said)
+            say("%.*s ", (int)strcspn(line, ":"), line);
+    }
+    say("\n");
+}
+
+static void look_at_a_zombie(void)
+{
+    int pid = MUST(fork());
+    if (pid == 0)
+        compute_and_end();
+    MUST(waitid(P_PID, pid, NULL, WEXITED | WNOWAIT));
+    slurp(of_process(pid, "comm"));
+    say("comm %s", text);
+    slurp(of_process(pid, "status"));
+    say_keys();
+    IS(has("Name:\tgone.sh\n") && has("State:\tZ (zombie)\n") && has("Threads:\t1\n") && has("FDSize:\t0\n"));
+    int uid = -1;
+    IS(sscanf(strstr(text, "Uid:") ?: "", "Uid: %d", &uid) == 1 && uid == (int)getuid());
+    IS(slurp(of_process(pid, "stat")) > 0);
+    IS(!strncmp(strchr(text, '('), "(gone.sh) Z ", 12));
+    IS(strstr(text, " 1792\n") != NULL); /* exit code 7 */
+    char *at = strchr(text, ')') + 2;
+    long user = -1, system = -1;
+    sscanf(at, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld", &user, &system);
+    IS(user + system >= 5);
+    IS(slurp(of_process(pid, "io")) > 0 && has("read_bytes: "));
+    IS(slurp(of_process(pid, "limits")) > 0 && has("Max open files"));
+    IS(slurp(of_process(pid, "cgroup")) > 0);
+    slurp(of_process(pid, "statm"));
+    say("statm %s", text);
+    static const char *empty[] = {"cmdline", "maps", "smaps"};
+    for (size_t i = 0; i < 3; i++)
+        say("%s %ld\n", empty[i], slurp(of_process(pid, empty[i])));
+    static const char *closed[] = {"auxv", "environ", "smaps_rollup", "mounts", "mountinfo"};
+    for (size_t i = 0; i < 5; i++) {
+        TRY(open(of_process(pid, closed[i]), O_RDONLY));
+        TRY(access(of_process(pid, closed[i]), F_OK));
+    }
+    char link[64], task[32];
+    TRY(readlink(of_process(pid, "exe"), link, sizeof link));
+    TRY(readlink(of_process(pid, "cwd"), link, sizeof link));
+    snprintf(task, sizeof task, "task/%d/stat", pid);
+    TRY(access(of_process(pid, task), F_OK));
+    MUST(waitpid(pid, NULL, 0));
+    TRY(access(of_process(pid, "stat"), F_OK));
 }
 
 int main(int argc, char **argv)
@@ -75,6 +151,9 @@ int main(int argc, char **argv)
     snprintf(target, sizeof target, "/proc/%d/stat", getpid());
     IS(slurp(target) > 0);
     TRY(open("/proc/2147483647/stat", O_RDONLY));
+
+    PART("/proc/PID of a zombie");
+    look_at_a_zombie();
 
     PART("/proc/self/task");
     pthread_t thread;

@@ -184,6 +184,8 @@ impl Inode for SymbolicLink {
 
 /// Makes the content of a file.
 pub type Generate = Arc<dyn Fn() -> Result<Vec<u8>> + RefUnwindSafe + Send + Sync>;
+/// Refuses to open a file.
+pub type Check = Arc<dyn Fn() -> Result<()> + RefUnwindSafe + Send + Sync>;
 /// Takes what is written to a file.
 pub type Accept = Arc<dyn Fn(&[u8]) -> Result<()> + RefUnwindSafe + Send + Sync>;
 
@@ -193,6 +195,7 @@ pub struct Generated {
     permissions: u32,
     generate: Generate,
     accept: Option<Accept>,
+    check: Option<Check>,
 }
 
 impl Generated {
@@ -211,7 +214,12 @@ impl Generated {
         generate: Generate,
         accept: Option<Accept>,
     ) -> Arc<Self> {
-        Arc::new(Self { place, permissions, generate, accept })
+        Arc::new(Self { place, permissions, generate, accept, check: None })
+    }
+
+    /// A file that can only be read, and that `check` may refuse to open.
+    pub fn checked(place: Place, permissions: u32, generate: Generate, check: Check) -> Arc<Self> {
+        Arc::new(Self { place, permissions, generate, accept: None, check: Some(check) })
     }
 }
 
@@ -226,6 +234,7 @@ impl Inode for Generated {
         if flags.can_write() && self.accept.is_none() {
             return Err(Errno::EACCES);
         }
+        self.check.as_ref().map_or(Ok(()), |check| check())?;
         Ok(Arc::new(GeneratedFile { inode: self, content: KernelCell::new(None) }))
     }
     fn truncate(&self, _: u64) -> Result<()> {

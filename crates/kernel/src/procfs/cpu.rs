@@ -3,16 +3,9 @@
 use crate::errno::Result;
 use crate::platform::cpu::cpuid;
 use crate::state::kernel;
-use crate::task::Thread;
-use crate::task::sched_attributes::present_cpus;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-
-/// The processors that a thread may run on, a bit for each.
-pub(super) fn allowed_cpus(thread: &Thread) -> u64 {
-    thread.scheduling.get().cpus(present_cpus())
-}
 
 /// A set of processors, a bit for each, as `/sys` lists it: `0` or `0-3,5`.
 pub fn cpu_list(set: u64) -> String {

@@ -7,6 +7,7 @@ mod process;
 mod settings;
 mod status;
 mod system;
+mod zombie;
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::descriptors::{DescriptorInfos, Descriptors};
-use super::{memory, settings, status, system};
+use super::{memory, settings, status, system, zombie};
 use crate::errno::{Errno, Result};
 use crate::fs::dentry::Dentry;
 use crate::fs::inode::{FileType, Inode, Link};
@@ -34,6 +34,12 @@ pub(super) fn process(pid: Pid) -> Result<Arc<Process>> {
     kernel().tasks.process(pid).ok_or(Errno::ESRCH)
 }
 
+/// The process with this id; `ENOENT` if it has ended, since it then has no files any more.
+fn living(pid: Pid) -> Result<Arc<Process>> {
+    let process = process(pid)?;
+    if process.is_zombie() { Err(Errno::ENOENT) } else { Ok(process) }
+}
+
 /// A thread that stands for a process: its main one, or another if that has
 /// ended. `None` for a zombie.
 fn representative(process: &Process) -> Option<Arc<Thread>> {
@@ -49,6 +55,14 @@ fn representative(process: &Process) -> Option<Arc<Thread>> {
 pub(super) fn thread_ids(pid: Pid) -> Vec<Tid> {
     let threads = kernel().tasks.threads.borrow_mut();
     threads.iter().filter(|(_, thread)| thread.process.pid == pid).map(|(&tid, _)| tid).collect()
+}
+
+/// Ids in `/proc/PID/task`: a process that has ended is its main thread.
+fn shown_ids(pid: Pid) -> Vec<Tid> {
+    match process(pid) {
+        Ok(process) if process.is_zombie() => Vec::from([pid.main_thread()]),
+        _ => thread_ids(pid),
+    }
 }
 
 /// The directory of a process, if `name` is the id of one.
@@ -82,6 +96,7 @@ enum DirectoryKind {
     Thread,
 }
 
+#[derive(Clone, Copy)]
 struct ProcessNames {
     pid: Pid,
     tid: Tid,
@@ -96,32 +111,36 @@ const FILES: &[(&str, u32, Content)] = &[
     ("auxv", 0o400, |_, process| {
         Ok(bytemuck::cast_slice(&process.auxiliary_vector.borrow_mut()).to_vec())
     }),
-    ("cgroup", 0o444, |_, _| Ok(b"0::/\n".to_vec())),
     ("children", 0o444, children),
     ("cmdline", 0o444, |_, process| Ok(process.command_line.borrow_mut().clone())),
     ("coredump_filter", 0o444, |_, _| Ok(b"00000033\n".to_vec())),
-    ("cpuset", 0o444, |_, _| Ok(b"/\n".to_vec())),
     ("environ", 0o400, |_, process| Ok(process.environment.borrow_mut().clone())),
-    ("io", 0o400, status::io),
-    ("limits", 0o444, status::limits),
+    ("io", 0o400, |_, process| status::io(process)),
+    ("limits", 0o444, |_, process| status::limits(process)),
     ("maps", 0o444, memory::maps),
     ("mountinfo", 0o444, system::mountinfo),
     ("mounts", 0o444, system::mounts),
     ("mountstats", 0o400, system::mountstats),
-    ("oom_score", 0o444, |_, _| Ok(b"0\n".to_vec())),
-    ("projid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
-    ("personality", 0o400, |_, _| Ok(b"00000000\n".to_vec())),
-    ("schedstat", 0o444, |_, _| Ok(b"0 0 0\n".to_vec())),
-    ("setgroups", 0o444, |_, _| Ok(b"allow\n".to_vec())),
     ("smaps", 0o444, memory::smaps),
     ("smaps_rollup", 0o444, memory::smaps_rollup),
     ("stat", 0o444, status::stat),
     ("statm", 0o444, memory::statm),
     ("status", 0o444, status::status),
-    ("timerslack_ns", 0o444, |_, _| Ok(b"50000\n".to_vec())),
-    ("uid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
-    ("gid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
-    ("wchan", 0o444, |_, _| Ok(b"0".to_vec())),
+];
+
+/// Files that are the same for every process, also for one that has ended.
+const CONSTANT: &[(&str, u32, &str)] = &[
+    ("cgroup", 0o444, "0::/\n"),
+    ("cpuset", 0o444, "/\n"),
+    ("gid_map", 0o444, "         0          0 4294967295\n"),
+    ("oom_score", 0o444, "0\n"),
+    ("personality", 0o400, "00000000\n"),
+    ("projid_map", 0o444, "         0          0 4294967295\n"),
+    ("schedstat", 0o444, "0 0 0\n"),
+    ("setgroups", 0o444, "allow\n"),
+    ("timerslack_ns", 0o444, "50000\n"),
+    ("uid_map", 0o444, "         0          0 4294967295\n"),
+    ("wchan", 0o444, "0"),
 ];
 
 const LINKS: &[&str] = &["exe", "cwd", "root"];
@@ -129,37 +148,55 @@ const DIRECTORIES: &[&str] = &["fd", "fdinfo", "net", "ns"];
 /// Files that can be written to.
 const SETTINGS: &[&str] = &["comm", "oom_score_adj"];
 
+impl ProcessNames {
+    /// Whom the files are about: a process and its thread, or no thread if it has ended.
+    fn subject(&self) -> Result<(Arc<Process>, Option<Arc<Thread>>)> {
+        let process = process(self.pid)?;
+        let thread = match self.kind {
+            DirectoryKind::Process => representative(&process),
+            DirectoryKind::Thread => thread(self.tid).ok(),
+        };
+        match thread.is_some() || process.is_zombie() {
+            true => Ok((process, thread)),
+            false => Err(Errno::ESRCH),
+        }
+    }
+}
+
 impl Names for ProcessNames {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
         let (pid, tid) = (self.pid, self.tid);
         let place = directory.below(name);
-        if let Some(&(_, permissions, content)) =
+        if let Some(&(_, permissions, text)) =
+            CONSTANT.iter().find(|(known, ..)| known.as_bytes() == name)
+        {
+            let generate = move || self::process(pid).map(|_| text.as_bytes().to_vec());
+            return Ok(Some(Generated::new(place, permissions, Arc::new(generate), None)));
+        }
+        if let Some(&(known, permissions, content)) =
             FILES.iter().find(|(known, ..)| known.as_bytes() == name)
         {
-            let name = name.to_vec();
-            let kind = self.kind;
-            let generate = move || {
-                if kind == DirectoryKind::Thread {
-                    let thread = thread(tid)?;
-                    return content(&thread, &thread.process);
-                }
-                let process = process(pid)?;
-                match representative(&process) {
-                    Some(thread) => content(&thread, &process),
-                    None => Ok(status::of_zombie(&name, &process)),
-                }
+            let (names, name) = (*self, known.as_bytes());
+            let generate = move || match names.subject()? {
+                (process, Some(thread)) => content(&thread, &process),
+                (process, None) => zombie::content(name, &process),
             };
-            return Ok(Some(Generated::new(place, permissions, Arc::new(generate), None)));
+            let check = move || match names.subject() {
+                Ok((_, None)) => zombie::check(name),
+                _ => Ok(()),
+            };
+            let (generate, check) = (Arc::new(generate), Arc::new(check));
+            return Ok(Some(Generated::checked(place, permissions, generate, check)));
         }
         let inode: Arc<dyn Inode> = match name {
             b"exe" => SymbolicLink::new(place, move || {
-                process(pid)?.executable.borrow_mut().clone().map(Link::Magic).ok_or(Errno::ENOENT)
+                living(pid)?.executable.borrow_mut().clone().map(Link::Magic).ok_or(Errno::ENOENT)
             }),
             b"cwd" => SymbolicLink::new(place, move || {
-                Ok(Link::Magic(process(pid)?.fs.borrow_mut().cwd.clone()))
+                Ok(Link::Magic(living(pid)?.fs.borrow_mut().cwd.clone()))
             }),
             b"root" => SymbolicLink::new(place, move || {
-                Ok(Link::Magic(process(pid)?.fs.borrow_mut().root.clone()))
+                Ok(Link::Magic(living(pid)?.fs.borrow_mut().root.clone()))
             }),
             b"fd" => Directory::new(place, Descriptors { pid }),
             b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),
@@ -173,7 +210,7 @@ impl Names for ProcessNames {
                     let process = process(pid)?;
                     match thread(tid).ok().or_else(|| representative(&process)) {
                         Some(thread) => Ok(status::name_line(&thread)),
-                        None => Ok(status::of_zombie(b"comm", &process)),
+                        None => Ok(zombie::name_line(&process)),
                     }
                 }),
                 Some(Arc::new(move |text| set_name(tid, text))),
@@ -193,6 +230,7 @@ impl Names for ProcessNames {
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
         FILES.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
+        CONSTANT.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
         SETTINGS.iter().for_each(|name| emit(name.as_bytes(), FileType::Regular));
         LINKS.iter().for_each(|name| emit(name.as_bytes(), FileType::Symlink));
         DIRECTORIES.iter().for_each(|name| emit(name.as_bytes(), FileType::Directory));
@@ -283,7 +321,7 @@ struct Tasks {
 impl Names for Tasks {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
         let Some(tid) = parse_id(name).map(Tid::new) else { return Ok(None) };
-        if !thread_ids(self.pid).contains(&tid) {
+        if !shown_ids(self.pid).contains(&tid) {
             return Ok(None);
         }
         let names = ProcessNames { pid: self.pid, tid, kind: DirectoryKind::Thread };
@@ -291,7 +329,7 @@ impl Names for Tasks {
     }
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
-        for tid in thread_ids(self.pid) {
+        for tid in shown_ids(self.pid) {
             let name: String = alloc::format!("{tid}");
             emit(name.as_bytes(), FileType::Directory);
         }
@@ -300,6 +338,6 @@ impl Names for Tasks {
 
     /// Programs count their threads by it.
     fn links(&self) -> u32 {
-        2 + thread_ids(self.pid).len() as u32
+        2 + shown_ids(self.pid).len() as u32
     }
 }

@@ -6,13 +6,15 @@ use alloc::vec::Vec;
 use core::fmt::Write;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::cpu::{allowed_cpus, cpu_list, cpu_mask};
+use super::cpu::{cpu_list, cpu_mask};
 use super::memory::Totals;
 use super::process::thread_ids;
 use crate::errno::Result;
 use crate::state::kernel;
 use crate::task::Credentials;
+use crate::task::ids::Tid;
 use crate::task::process::{Life, RLIM_INFINITY};
+use crate::task::sched_attributes::{Scheduling, present_cpus};
 use crate::task::scheduler::RunState;
 use crate::task::signal::{Action, set_of};
 use crate::task::{Process, Thread};
@@ -21,15 +23,49 @@ use crate::task::{Process, Thread};
 pub(super) const TICKS_PER_SECOND: u64 = 100;
 
 /// The name of a thread, without padding.
-fn name(thread: &Thread) -> String {
-    let name = thread.name.get();
+pub(super) fn unpadded(name: [u8; 16]) -> String {
     let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
     String::from_utf8_lossy(&name[..len]).into_owned()
 }
 
 /// `comm`.
 pub(super) fn name_line(thread: &Thread) -> Vec<u8> {
-    format!("{}\n", name(thread)).into_bytes()
+    format!("{}\n", unpadded(thread.name.get())).into_bytes()
+}
+
+/// Whom `stat` and `status` are about: a thread, or a process that has ended.
+pub(super) struct Subject<'a> {
+    pub process: &'a Process,
+    pub tid: Tid,
+    pub name: String,
+    pub state: (char, &'static str),
+    pub scheduling: Scheduling,
+    pub cpu_ns: u64,
+    pub threads: usize,
+    pub sets: SignalSets,
+    /// Its memory; `None` if it has none any more.
+    pub memory: Option<Totals>,
+}
+
+impl<'a> Subject<'a> {
+    fn of(thread: &Thread, process: &'a Process) -> Self {
+        let is_main = thread.tid() == process.pid.main_thread();
+        Self {
+            process,
+            tid: thread.tid(),
+            name: unpadded(thread.name.get()),
+            state: state(thread, process),
+            scheduling: thread.scheduling.get(),
+            cpu_ns: if is_main { process.cpu_ns() } else { thread.cpu_ns() },
+            threads: thread_ids(process.pid).len(),
+            sets: SignalSets::of(thread, process),
+            memory: Some(Totals::of(process)),
+        }
+    }
+
+    fn cpus(&self) -> u64 {
+        self.scheduling.cpus(present_cpus())
+    }
 }
 
 /// State as a letter and a word.
@@ -45,32 +81,6 @@ fn state(thread: &Thread, process: &Process) -> (char, &'static str) {
     }
 }
 
-/// A file of a process that has ended and waits for its parent.
-pub(super) fn of_zombie(file: &[u8], process: &Process) -> Vec<u8> {
-    let path = process.executable.borrow_mut().clone();
-    let name = path.map(|path| path.dentry().name());
-    let name = String::from_utf8_lossy(name.as_deref().unwrap_or(b"?")).into_owned();
-    let name: String = name.chars().take(15).collect();
-    let pid = process.pid;
-    let (parent, group, session) =
-        (process.parent_number(), process.process_group(), process.session());
-    let text = match file {
-        b"comm" => format!("{name}\n"),
-        b"stat" => format!(
-            "{pid} ({name}) Z {parent} {group} {session} 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 {} 0 0 0 \
-             0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
-            start_ticks(process)
-        ),
-        b"status" => format!(
-            "Name:\t{name}\nState:\tZ (zombie)\nTgid:\t{pid}\nNgid:\t0\nPid:\t{pid}\nPPid:\t{parent}\n\
-             TracerPid:\t0\nThreads:\t1\n"
-        ),
-        b"statm" => String::from("0 0 0 0 0 0 0\n"),
-        _ => String::new(),
-    };
-    text.into_bytes()
-}
-
 fn start_ticks(process: &Process) -> u64 {
     ticks(process.start_ns)
 }
@@ -80,7 +90,7 @@ fn ticks(ns: u64) -> u64 {
 }
 
 /// Signal sets as `status` shows them.
-struct SignalSets {
+pub(super) struct SignalSets {
     pending: u64,
     shared_pending: u64,
     blocked: u64,
@@ -92,14 +102,22 @@ struct SignalSets {
 impl SignalSets {
     fn of(thread: &Thread, process: &Process) -> Self {
         let own = thread.signals.borrow_mut();
+        let mut sets = Self::of_process(process, own.mask);
+        sets.pending = set_of(&own.pending);
+        sets.queued += own.pending.len();
+        sets
+    }
+
+    /// Those of a process without a thread of its own.
+    pub(super) fn of_process(process: &Process, blocked: u64) -> Self {
         let shared = process.signals.borrow_mut();
         let mut sets = Self {
-            pending: set_of(&own.pending),
+            pending: 0,
             shared_pending: set_of(&shared.pending),
-            blocked: own.mask,
+            blocked,
             ignored: 0,
             caught: 0,
-            queued: own.pending.len() + shared.pending.len(),
+            queued: shared.pending.len(),
         };
         for (index, action) in shared.actions.iter().enumerate() {
             match action.handler {
@@ -114,32 +132,62 @@ impl SignalSets {
 
 /// `status`.
 pub(super) fn status(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = write_status(&mut text, thread, process);
-    Ok(text.into_bytes())
+    Ok(status_of(&Subject::of(thread, process)))
 }
 
-fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::fmt::Result {
-    let (letter, word) = state(thread, process);
+/// The text of `status`.
+pub(super) fn status_of(subject: &Subject<'_>) -> Vec<u8> {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_status(&mut text, subject);
+    text.into_bytes()
+}
+
+fn write_status(text: &mut String, subject: &Subject<'_>) -> core::fmt::Result {
+    let (letter, word) = subject.state;
+    let process = subject.process;
     let credentials = process.credentials.borrow_mut().clone();
-    writeln!(text, "Name:\t{}", name(thread))?;
-    writeln!(text, "Umask:\t{:04o}", process.fs.borrow_mut().umask)?;
+    writeln!(text, "Name:\t{}", subject.name)?;
+    if subject.memory.is_some() {
+        writeln!(text, "Umask:\t{:04o}", process.fs.borrow_mut().umask)?;
+    }
     writeln!(text, "State:\t{letter} ({word})")?;
-    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, thread.tid())?;
+    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, subject.tid)?;
     writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent_number())?;
     let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups, .. } =
         credentials;
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
     writeln!(text, "Gid:\t{gid}\t{egid}\t{sgid}\t{fsgid}")?;
-    writeln!(text, "FDSize:\t{}", process.files.borrow_mut().borrow_mut().capacity())?;
+    let slots = match subject.memory {
+        Some(_) => process.files.borrow_mut().borrow_mut().capacity(),
+        None => 0,
+    };
+    writeln!(text, "FDSize:\t{slots}")?;
     text.push_str("Groups:\t");
     for group in groups {
         write!(text, "{group} ")?;
     }
-    writeln!(text, "\nNStgid:\t{0}\nNSpid:\t{1}", process.pid, thread.tid())?;
+    if groups.is_empty() {
+        text.push(' ');
+    }
+    writeln!(text, "\nNStgid:\t{0}\nNSpid:\t{1}", process.pid, subject.tid)?;
     writeln!(text, "NSpgid:\t{}\nNSsid:\t{}", process.process_group(), process.session())?;
-    let totals = Totals::of(process);
+    if let Some(totals) = &subject.memory {
+        write_memory(text, totals)?;
+    }
+    writeln!(text, "Threads:\t{}", subject.threads)?;
+    write_signals(text, subject)?;
+    write_capabilities(text, &credentials)?;
+    let no_new_privileges = credentials.no_new_privileges as u8;
+    writeln!(text, "NoNewPrivs:\t{no_new_privileges}\nSeccomp:\t0\nSeccomp_filters:\t0")?;
+    writeln!(text, "Speculation_Store_Bypass:\tvulnerable")?;
+    let cpus = subject.cpus();
+    writeln!(text, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}", cpu_mask(cpus), cpu_list(cpus))?;
+    writeln!(text, "Mems_allowed:\t00000001\nMems_allowed_list:\t0")?;
+    writeln!(text, "voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0")
+}
+
+fn write_memory(text: &mut String, totals: &Totals) -> core::fmt::Result {
     for (name, bytes) in [
         ("VmPeak", totals.size),
         ("VmSize", totals.size),
@@ -159,10 +207,12 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     ] {
         writeln!(text, "{name}:\t{:>8} kB", bytes / 1024)?;
     }
-    writeln!(text, "HugetlbPages:\t{:>8} kB\nCoreDumping:\t0\nTHP_enabled:\t1", 0)?;
-    writeln!(text, "Threads:\t{}", thread_ids(process.pid).len())?;
-    let sets = SignalSets::of(thread, process);
-    writeln!(text, "SigQ:\t{}/{}", sets.queued, process.limits.borrow_mut()[11].current)?;
+    writeln!(text, "HugetlbPages:\t{:>8} kB\nCoreDumping:\t0\nTHP_enabled:\t1", 0)
+}
+
+fn write_signals(text: &mut String, subject: &Subject<'_>) -> core::fmt::Result {
+    let sets = &subject.sets;
+    writeln!(text, "SigQ:\t{}/{}", sets.queued, subject.process.limits.borrow_mut()[11].current)?;
     for (name, set) in [
         ("SigPnd", sets.pending),
         ("ShdPnd", sets.shared_pending),
@@ -172,6 +222,10 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     ] {
         writeln!(text, "{name}:\t{set:016x}")?;
     }
+    Ok(())
+}
+
+fn write_capabilities(text: &mut String, credentials: &Credentials) -> core::fmt::Result {
     for (name, set) in [
         ("CapInh", credentials.inheritable),
         ("CapPrm", credentials.permitted),
@@ -181,57 +235,63 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     ] {
         writeln!(text, "{name}:\t{:016x}", set.bits())?;
     }
-    let no_new_privileges = credentials.no_new_privileges as u8;
-    writeln!(text, "NoNewPrivs:\t{no_new_privileges}\nSeccomp:\t0\nSeccomp_filters:\t0")?;
-    writeln!(text, "Speculation_Store_Bypass:\tvulnerable")?;
-    let cpus = allowed_cpus(thread);
-    writeln!(text, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}", cpu_mask(cpus), cpu_list(cpus))?;
-    writeln!(text, "Mems_allowed:\t00000001\nMems_allowed_list:\t0")?;
-    writeln!(text, "voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0")
+    Ok(())
 }
 
-/// `stat`: 52 fields in one line (proc_pid_stat(5)).
+/// `stat`.
 pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
-    let totals = Totals::of(process);
-    let sets = SignalSets::of(thread, process);
+    Ok(stat_of(&Subject::of(thread, process)))
+}
+
+/// The text of `stat`: 52 fields in one line (proc_pid_stat(5)).
+pub(super) fn stat_of(subject: &Subject<'_>) -> Vec<u8> {
+    let Subject { process, sets, scheduling, memory, .. } = subject;
+    let (size, resident) =
+        memory.as_ref().map_or((0, 0), |totals| (totals.size, totals.resident / 4096));
     let start = start_ticks(process);
-    let spent = ticks(if thread.tid() == process.pid.main_thread() {
-        process.cpu_ns()
-    } else {
-        thread.cpu_ns()
-    });
+    let spent = ticks(subject.cpu_ns);
     let children = ticks(process.children_cpu_ns.load(Relaxed));
-    let limit = process.limits.borrow_mut()[5].current;
+    let limit = match memory {
+        Some(_) => process.limits.borrow_mut()[5].current,
+        None => RLIM_INFINITY,
+    };
     let terminals = &kernel().fs.terminals;
     let (terminal, foreground) = terminals.numbers_of(process.pid, process.session());
-    let scheduling = thread.scheduling.get();
     let head = format!(
-        "{} ({}) {} {} {} {} {terminal} {foreground} 4194304 0 0 0 0 {spent} 0 {children} 0 {} {} {} 0 {start} {} {} {limit}",
-        thread.tid(),
-        name(thread),
-        state(thread, process).0,
+        "{} ({}) {} {} {} {} {terminal} {foreground} 4194304 0 0 0 0 {spent} 0 {children} 0 {} {} {} 0 {start} {size} {resident} {limit}",
+        subject.tid,
+        subject.name,
+        subject.state.0,
         process.parent_number(),
         process.process_group(),
         process.session(),
         scheduling.shown_priority(),
         scheduling.nice,
-        thread_ids(process.pid).len(),
-        totals.size,
-        totals.resident / 4096,
+        subject.threads,
     );
     // Addresses (26 to 30), signals (31 to 34), CPU, priority and policy (39 to
-    // 41), then what is always zero.
+    // 41), what is always zero, and the exit code (52).
     let tail = format!(
-        " 1 1 0 0 0 {} {} {} {} 0 0 0 17 {} {} {} 0 0 0 0 0 0 0 0 0 0 0\n",
+        " {} 0 0 0 {} {} {} {} 0 0 0 17 {} {} {} 0 0 0 0 0 0 0 0 0 0 {}\n",
+        if memory.is_some() { "1 1" } else { "0 0" },
         sets.pending & 0x7fff_ffff,
         sets.blocked & 0x7fff_ffff,
         sets.ignored & 0x7fff_ffff,
         sets.caught & 0x7fff_ffff,
-        allowed_cpus(thread).trailing_zeros(),
+        subject.cpus().trailing_zeros(),
         scheduling.priority,
         scheduling.policy as u32,
+        exit_code(process),
     );
-    Ok((head + &tail).into_bytes())
+    (head + &tail).into_bytes()
+}
+
+/// How a process has ended, as wait(2) tells it; 0 before.
+fn exit_code(process: &Process) -> u32 {
+    match process.life.get() {
+        Life::Zombie(status) => status.to_wait_status(),
+        _ => 0,
+    }
 }
 
 /// Names and units of the limits, by `RLIMIT_*`.
@@ -255,7 +315,7 @@ const LIMITS: [(&str, &str); 16] = [
 ];
 
 /// `limits`.
-pub(super) fn limits(_: &Thread, process: &Process) -> Result<Vec<u8>> {
+pub(super) fn limits(process: &Process) -> Result<Vec<u8>> {
     let shown = |limit: u64| {
         if limit == RLIM_INFINITY { String::from("unlimited") } else { format!("{limit}") }
     };
@@ -270,7 +330,7 @@ pub(super) fn limits(_: &Thread, process: &Process) -> Result<Vec<u8>> {
 }
 
 /// `io`: nothing is counted, and the files say so with zeros.
-pub(super) fn io(_: &Thread, _: &Process) -> Result<Vec<u8>> {
+pub(super) fn io(_: &Process) -> Result<Vec<u8>> {
     let names =
         ["rchar", "wchar", "syscr", "syscw", "read_bytes", "write_bytes", "cancelled_write_bytes"];
     Ok(names.iter().flat_map(|name| format!("{name}: 0\n").into_bytes()).collect())

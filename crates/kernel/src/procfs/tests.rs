@@ -5,10 +5,15 @@ use std::vec::Vec;
 
 use alloc::sync::Arc;
 
-use super::{cpu, memory, settings};
+use super::{cpu, memory, settings, status, zombie};
+use crate::errno::Errno;
 use crate::mm::backing::FileBacking;
 use crate::mm::backing::MmapSource;
 use crate::mm::vma::{Vma, VmaFlags};
+use crate::task::current_process;
+use crate::task::process::{ExitStatus, Life, Remains};
+use crate::testing::Sandbox;
+use core::sync::atomic::Ordering::Relaxed;
 
 fn line(vma: &Vma, name: &str) -> String {
     let mut text = Vec::new();
@@ -77,4 +82,31 @@ fn cpuinfo_describes_this_machine() {
     assert_eq!(cpu::cpu_list(u64::MAX), "0-63");
     assert_eq!(cpu::cpu_mask(0b11), "00000003");
     assert_eq!(cpu::cpu_mask(1 << 33), "00000002,00000000");
+}
+
+#[test]
+fn a_zombie_keeps_its_name_its_owner_and_its_cpu_time() {
+    let _sandbox = Sandbox::new();
+    let process = current_process();
+    process.threads.borrow_mut().clear();
+    let mut name = [0; 16];
+    name[..6].copy_from_slice(b"foo.sh");
+    process.remains.set(Remains { name, ..Default::default() });
+    process.ended_cpu_ns.store(2_340_000_000, Relaxed);
+    process.life.set(Life::Zombie(ExitStatus::Exited(7)));
+    let text = |file: &[u8]| String::from_utf8(zombie::content(file, &process).unwrap()).unwrap();
+    let stat = text(b"stat");
+    assert_eq!(stat.split(' ').count(), 52, "{stat}");
+    assert!(stat.starts_with("1 (foo.sh) Z 0 "), "{stat}");
+    assert_eq!((stat.split(' ').nth(13), stat.split(' ').nth(51)), (Some("234"), Some("1792\n")));
+    let status = text(b"status");
+    for line in ["Name:\tfoo.sh\n", "Uid:\t", "FDSize:\t0\n", "nonvoluntary_ctxt_switches:"] {
+        assert!(status.contains(line), "{line} in {status}");
+    }
+    assert!(!status.contains("VmSize") && !status.contains("Umask"), "{status}");
+    assert_eq!(text(b"limits").into_bytes(), status::limits(&process).unwrap());
+    assert!(text(b"io").contains("read_bytes: 0") && text(b"maps").is_empty());
+    assert_eq!(zombie::check(b"smaps_rollup"), Err(Errno::ESRCH));
+    assert_eq!(zombie::content(b"mounts", &process), Err(Errno::EINVAL));
+    assert_eq!(zombie::name_line(&process), b"foo.sh\n");
 }

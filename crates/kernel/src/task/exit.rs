@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use thaw_abi::control::{Exit, MSG_EXIT};
 
 use super::hooks::above;
-use super::process::{ExitStatus, FIRST_PID, Life, Process, Resources};
+use super::process::{ExitStatus, FIRST_PID, Life, Process, Remains, Resources};
 use super::signal::{self, Signal, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, scheduler};
@@ -67,6 +67,7 @@ fn leave(status: ExitStatus) {
     let thread = current();
     let process = thread.process.clone();
     leave_memory(&thread);
+    leave_remains(&thread);
     process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
     process.threads.borrow_mut().retain(|other| !core::ptr::eq(Arc::as_ptr(other), &*thread));
     let removed = kernel().tasks.threads.borrow_mut().remove(&thread.tid());
@@ -81,6 +82,17 @@ fn leave(status: ExitStatus) {
         end_process(&process, status);
     }
     thread.sched.borrow_mut().state = scheduler::RunState::Dead;
+}
+
+/// Keeps what `/proc` shows of a process until its parent has waited for it.
+fn leave_remains(thread: &Thread) {
+    if thread.tid() == thread.process.pid.main_thread() {
+        thread.process.remains.set(Remains {
+            name: thread.name.get(),
+            scheduling: thread.scheduling.get(),
+            blocked: thread.signals.borrow_mut().mask,
+        });
+    }
 }
 
 /// Tells those who share memory with a thread that it uses it no more: it ends, or executes another

@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::ids::{Pgid, Pid, Sid, Tid};
 use super::oom::OomAdjustment;
+use super::sched_attributes::Scheduling;
 use super::scheduler::RunState;
 use super::signal::{ProcessSignals, Signal};
 use super::wait::WaitQueue;
@@ -307,6 +308,19 @@ pub struct Process {
     pub ended_cpu_ns: AtomicU64,
     /// CPU time of children that have been waited for, in nanoseconds.
     pub children_cpu_ns: AtomicU64,
+    /// What its main thread has left.
+    pub remains: KernelCell<Remains>,
+}
+
+/// What `/proc` shows of a main thread that has ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Remains {
+    /// Its name, NUL-padded.
+    pub name: [u8; 16],
+    /// What it had asked of the scheduler.
+    pub scheduling: Scheduling,
+    /// The signals that it had blocked.
+    pub blocked: u64,
 }
 
 impl Deref for Process {
@@ -401,6 +415,7 @@ impl Process {
             start_ns: crate::time::clock::boottime_ns(),
             ended_cpu_ns: AtomicU64::new(0),
             children_cpu_ns: AtomicU64::new(0),
+            remains: KernelCell::default(),
         }
     }
 
