@@ -110,6 +110,39 @@ static void look_at_a_zombie(void)
     TRY(access(of_process(pid, "stat"), F_OK));
 }
 
+/* What follows a name in /proc/stat, and the second and third word after it. */
+static long counted(const char *name, int words)
+{
+    slurp("/proc/stat");
+    long number[3] = {0};
+    const char *at = strstr(text, name);
+    if (at)
+        sscanf(at + strlen(name), "%ld %ld %ld", &number[0], &number[1], &number[2]);
+    return words == 1 ? number[0] : number[0] + number[1] + number[2];
+}
+
+static void look_at_counts(void)
+{
+    long busy = counted("cpu ", 3), forks = counted("processes ", 1), switches = counted("ctxt ", 1);
+    int pid = MUST(fork());
+    if (pid == 0)
+        compute_and_end();
+    MUST(waitpid(pid, NULL, 0));
+    IS(counted("cpu ", 3) >= busy + 5);
+    IS(counted("processes ", 1) > forks);
+    IS(counted("ctxt ", 1) > switches);
+    IS(counted("procs_running ", 1) >= 1);
+    long first[3], second[3];
+    slurp("/proc/stat");
+    IS(sscanf(text, "cpu %ld %*d %ld %ld", &first[0], &first[1], &first[2]) == 3);
+    slurp("/proc/stat");
+    IS(sscanf(text, "cpu %ld %*d %ld %ld", &second[0], &second[1], &second[2]) == 3);
+    IS(second[0] >= first[0]);
+    double load[3];
+    slurp("/proc/loadavg");
+    IS(sscanf(text, "%lf %lf %lf", &load[0], &load[1], &load[2]) == 3);
+}
+
 int main(int argc, char **argv)
 {
     char target[PATH_MAX];
@@ -253,6 +286,9 @@ int main(int argc, char **argv)
     TRY(access("/dev/stdout", F_OK));
     slurp("/proc/self/fdinfo/0");
     IS(has("pos:\t") && has("flags:\t"));
+
+    PART("/proc/stat counts");
+    look_at_counts();
 
     PART("the system");
     slurp("/proc/meminfo");

@@ -167,6 +167,7 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
         Thread::new(main, process.clone(), crate::platform::registers::TrapFrame::zeroed());
     process.threads.borrow_mut().push(thread.clone());
     kernel().tasks.threads.borrow_mut().insert(main, thread.clone());
+    kernel().tasks.usage.forked();
     // File systems ask who is calling: let the new thread be the caller.
     thread.with_identity(|| load(&process, strings, &thread))?;
     Ok(thread)

@@ -20,7 +20,7 @@ use crate::task::signal::{Action, set_of};
 use crate::task::{Process, Thread};
 
 /// Clock ticks in a second (`sysconf(_SC_CLK_TCK)`).
-pub(super) const TICKS_PER_SECOND: u64 = 100;
+const TICKS_PER_SECOND: u64 = 100;
 
 /// The name of a thread, without padding.
 pub(super) fn unpadded(name: [u8; 16]) -> String {
@@ -85,7 +85,7 @@ fn start_ticks(process: &Process) -> u64 {
     ticks(process.start_ns)
 }
 
-fn ticks(ns: u64) -> u64 {
+pub(super) fn ticks(ns: u64) -> u64 {
     ns / (1_000_000_000 / TICKS_PER_SECOND)
 }
 

@@ -4,13 +4,14 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::status::TICKS_PER_SECOND;
+use super::status::ticks;
 use crate::errno::Result;
 use crate::fs::locks::{Family, LockKind, Owner};
 use crate::fs::mount::Mount;
 use crate::fs::path::Path;
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
+use crate::task::usage::{LOAD_BITS, LOAD_ONE, Share};
 use crate::task::{Process, Thread};
 
 pub(super) const CGROUPS: &str = "#subsys_name\thierarchy\tnum_cgroups\tenabled\n\
@@ -118,38 +119,49 @@ fn cpus() -> u32 {
     kernel().config.get().cpus.max(1)
 }
 
-/// `stat`. The host alone knows how much time was spent, so it all counts as idle.
+/// `stat`. CPU time of programs and of the kernel for them are not told apart: all is the user's.
 pub(super) fn stat() -> Result<Vec<u8>> {
-    let ticks = uptime_ns() / (1_000_000_000 / TICKS_PER_SECOND);
-    let cpus = cpus();
-    let mut text = format!("cpu  0 0 0 {} 0 0 0 0 0 0\n", ticks * u64::from(cpus));
-    for cpu in 0..cpus {
-        text += &format!("cpu{cpu} 0 0 0 {ticks} 0 0 0 0 0 0\n");
+    let usage = &kernel().tasks.usage;
+    let (of_cpus, total) = usage.shares();
+    let mut text = processor_line("cpu ", total);
+    for (cpu, &share) in of_cpus.iter().enumerate() {
+        text += &processor_line(&format!("cpu{cpu}"), share);
     }
     let booted =
         (crate::fs::inode::Timestamp::now().sec as u64).saturating_sub(uptime_ns() / 1_000_000_000);
-    let threads = kernel().tasks.threads.borrow_mut().len();
+    let (switches, forks) = (usage.switches(), usage.forks());
+    let running = kernel().tasks.runnable().max(1);
     text += &format!(
-        "intr 0\nctxt 0\nbtime {booted}\nprocesses {threads}\nprocs_running 1\nprocs_blocked 0\n\
-         softirq 0 0 0 0 0 0 0 0 0 0 0\n"
+        "intr 0\nctxt {switches}\nbtime {booted}\nprocesses {forks}\nprocs_running {running}\n\
+         procs_blocked 0\nsoftirq 0 0 0 0 0 0 0 0 0 0 0\n"
     );
     Ok(text.into_bytes())
 }
 
+fn processor_line(name: &str, share: Share) -> String {
+    format!("{name} {} 0 0 {} 0 0 0 0 0 0\n", ticks(share.busy_ns), ticks(share.idle_ns))
+}
+
 /// `uptime`.
 pub(super) fn uptime() -> Result<Vec<u8>> {
-    let hundredths = uptime_ns() / 10_000_000;
-    let idle = hundredths * u64::from(cpus());
-    Ok(format!("{}.{:02} {}.{:02}\n", hundredths / 100, hundredths % 100, idle / 100, idle % 100)
-        .into_bytes())
+    let idle_ns = kernel().tasks.usage.shares().1.idle_ns;
+    let shown = |ns: u64| format!("{}.{:02}", ns / 1_000_000_000, ns / 10_000_000 % 100);
+    Ok(format!("{} {}\n", shown(uptime_ns()), shown(idle_ns)).into_bytes())
 }
 
 /// `loadavg`.
 pub(super) fn loadavg() -> Result<Vec<u8>> {
+    let loads = kernel().tasks.usage.loads().map(shown_load);
     let running = kernel().tasks.runnable();
     let threads = kernel().tasks.threads.borrow_mut();
     let last = threads.keys().next_back().map_or(1, |last| last.number());
-    Ok(format!("0.00 0.00 0.00 {running}/{} {last}\n", threads.len()).into_bytes())
+    Ok(format!("{} {running}/{} {last}\n", loads.join(" "), threads.len()).into_bytes())
+}
+
+/// A load with two decimal places, rounded as by Linux (`loadavg_proc_show`).
+pub(super) fn shown_load(load: u64) -> String {
+    let hundredths = ((load + LOAD_ONE / 200) * 100) >> LOAD_BITS;
+    format!("{}.{:02}", hundredths / 100, hundredths % 100)
 }
 
 /// `version`.

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use alloc::sync::Arc;
 
-use super::{cpu, memory, settings, status, zombie};
+use super::{cpu, memory, settings, status, system, zombie};
 use crate::errno::Errno;
 use crate::mm::backing::FileBacking;
 use crate::mm::backing::MmapSource;
@@ -109,4 +109,24 @@ fn a_zombie_keeps_its_name_its_owner_and_its_cpu_time() {
     assert_eq!(zombie::check(b"smaps_rollup"), Err(Errno::ESRCH));
     assert_eq!(zombie::content(b"mounts", &process), Err(Errno::EINVAL));
     assert_eq!(zombie::name_line(&process), b"foo.sh\n");
+}
+
+#[test]
+fn stat_and_loadavg_tell_of_cpu_time_that_was_used() {
+    let _sandbox = Sandbox::new();
+    let read =
+        |file: fn() -> crate::errno::Result<Vec<u8>>| String::from_utf8(file().unwrap()).unwrap();
+    let user = || read(system::stat)["cpu  ".len()..].split(' ').next().unwrap().parse::<u64>();
+    let before = user().unwrap();
+    // As of a child that has ended.
+    crate::task::thread::current_arc().count(7_000_000_000);
+    assert!(user().unwrap() >= before + 700);
+    let text = read(system::stat);
+    for line in ["cpu0 ", "ctxt ", "processes ", "procs_running 1"] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    let loads = read(system::loadavg);
+    assert_eq!((loads.split(' ').count(), loads.split(' ').nth(3)), (5, Some("1/1")), "{loads}");
+    assert_eq!(read(system::uptime).matches('.').count(), 2);
+    assert_eq!(["0.50", "12.00"], [1024, 12 * 2048].map(system::shown_load));
 }

@@ -241,6 +241,7 @@ pub(super) fn publish(thread: &Arc<Thread>) {
     process.threads.borrow_mut().push(thread.clone());
     tasks.threads.borrow_mut().insert(thread.tid(), thread.clone());
     tasks.processes.borrow_mut().entry(process.pid).or_insert_with(|| process.clone());
+    tasks.usage.forked();
 }
 
 /// A process that nobody knows yet, and without threads.

@@ -69,6 +69,7 @@ fn leave(status: ExitStatus) {
     leave_memory(&thread);
     leave_remains(&thread);
     process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
+    kernel().tasks.usage.ended(&thread);
     process.threads.borrow_mut().retain(|other| !core::ptr::eq(Arc::as_ptr(other), &*thread));
     let removed = kernel().tasks.threads.borrow_mut().remove(&thread.tid());
     // The idle loop keeps the thread until it is off its stack.

@@ -31,6 +31,8 @@ pub struct Tasks {
     last_space: AtomicU64,
     /// How many times the out-of-memory killer has ended a process ([`super::oom_killer`]).
     pub oom_kills: KernelCell<u64>,
+    /// How busy the sandbox is.
+    pub usage: super::usage::Usage,
     /// Those who wait for the memory of such a process.
     pub(super) memory_is_back: WaitQueue,
     /// The address space that each host process serves.

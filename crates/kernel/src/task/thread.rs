@@ -110,7 +110,7 @@ impl Thread {
     }
 
     /// Counts CPU time, in nanoseconds.
-    pub(super) fn count(&self, cpu_ns: u64) {
+    pub(crate) fn count(&self, cpu_ns: u64) {
         self.cpu_ns.fetch_add(cpu_ns, Relaxed);
     }
 
@@ -141,6 +141,7 @@ impl Thread {
             self.running_since_ns.store(now_ns, Relaxed);
             host_process::begin_to_count(now_ns);
             super::scheduler::watch_clock();
+            crate::state::kernel().tasks.usage.switched(now_ns);
         });
         self.count(host_process::end_to_count(Machine::monotonic_ns()));
         self.running_since_ns.store(0, Relaxed);

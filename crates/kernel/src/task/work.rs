@@ -45,6 +45,7 @@ pub fn start(name: &[u8], credentials: Credentials, files: ProcessFiles, work: B
     *thread.work.borrow_mut() = Some(work);
     process.threads.borrow_mut().push(thread.clone());
     tasks.threads.borrow_mut().insert(tid, thread.clone());
+    tasks.usage.forked();
     scheduler::start(&thread);
 }
 
@@ -65,6 +66,7 @@ fn end() -> ! {
         let process = thread.process.clone();
         process.threads.borrow_mut().clear();
         // The idle loop keeps the thread until it is off its stack.
+        kernel().tasks.usage.ended(&thread);
         drop(kernel().tasks.threads.borrow_mut().remove(&thread.tid()));
         thread.context.forget_fpu();
         process.release();

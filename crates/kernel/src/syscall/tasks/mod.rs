@@ -32,6 +32,7 @@ use crate::state::{RELEASE, VERSION, kernel};
 use crate::task::ids::Tid;
 use crate::task::process::ResourceLimit;
 use crate::task::signal::Signal;
+use crate::task::usage::LOAD_BITS;
 use crate::task::{Capabilities, Process, current, current_process, exit, fork_id};
 
 /// getpid(2).
@@ -241,12 +242,16 @@ struct SystemInfo {
     tail: u32,
 }
 
+/// Binary places of `SystemInfo::loads` (`SI_LOAD_SHIFT`).
+const LOADS_SHIFT: u32 = 16;
+
 /// sysinfo(2).
 pub fn sysinfo(to: UserAddress) -> Result<()> {
     let total = kernel().memory_total();
     let used = crate::mm::heap::bytes_in_use() + kernel().pages.borrow_mut().bytes_in_use();
     let info = SystemInfo {
         uptime: (crate::time::clock::boottime_ns() / 1_000_000_000) as i64,
+        loads: kernel().tasks.usage.loads().map(|load| load << (LOADS_SHIFT - LOAD_BITS)),
         total_ram: total,
         free_ram: total.saturating_sub(used),
         processes: kernel().tasks.threads.borrow_mut().len() as u16,
