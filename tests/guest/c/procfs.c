@@ -3,8 +3,10 @@
 #include <ctype.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 
@@ -106,8 +108,14 @@ static void look_at_a_zombie(void)
     TRY(readlink(of_process(pid, "cwd"), link, sizeof link));
     snprintf(task, sizeof task, "task/%d/stat", pid);
     TRY(access(of_process(pid, task), F_OK));
+    cpu_set_t cpus;
+    TRY(getpriority(PRIO_PROCESS, (id_t)pid));
+    TRY(sched_getaffinity(pid, sizeof cpus, &cpus));
+    TRY(sched_getscheduler(pid));
+    IS(syscall(SYS_ioprio_get, 1, pid) >= 0);
     MUST(waitpid(pid, NULL, 0));
     TRY(access(of_process(pid, "stat"), F_OK));
+    TRY(getpriority(PRIO_PROCESS, (id_t)pid));
 }
 
 /* What follows a name in /proc/stat, and the second and third word after it. */

@@ -7,6 +7,7 @@
 use alloc::sync::Arc;
 use core::fmt;
 
+use super::sched_attributes::Scheduling;
 use super::thread::{current, current_arc, current_process};
 use super::{Process, Thread};
 use crate::args::{PidNumber, Returned};
@@ -134,6 +135,19 @@ impl PidNumber {
         match self.0 {
             0 => Ok(current_arc()),
             _ => kernel().tasks.thread(Tid(self.0 as u32)).ok_or(Errno::ESRCH),
+        }
+    }
+
+    /// What the thread of this number has asked of the scheduler: also a main thread that has ended
+    /// and that nobody has waited for.
+    pub fn scheduling(self) -> Result<Scheduling> {
+        match self.thread() {
+            Ok(thread) => Ok(thread.scheduling.get()),
+            Err(error) => {
+                let process = kernel().tasks.process(Pid(self.0 as u32));
+                let ended = process.filter(|process| process.is_zombie()).ok_or(error)?;
+                Ok(ended.remains.get().scheduling)
+            }
         }
     }
 

@@ -25,10 +25,10 @@ pub fn sched_yield() -> Result<()> {
     Ok(())
 }
 
-/// The thread with an id, for calls that take a negative one for an invalid argument: all but
-/// those on affinity.
-fn thread_or_invalid(tid: PidNumber) -> Result<Arc<Thread>> {
-    if tid.0 < 0 { Err(Errno::EINVAL) } else { tid.thread() }
+/// What the thread with an id has asked of the scheduler, for calls that take a negative id for an
+/// invalid argument: all but those on affinity.
+fn scheduling_or_invalid(tid: PidNumber) -> Result<Scheduling> {
+    if tid.0 < 0 { Err(Errno::EINVAL) } else { tid.scheduling() }
 }
 
 /// A privileged thread may ask for anything: `CAP_SYS_NICE`.
@@ -48,7 +48,7 @@ pub fn sched_getaffinity(pid: PidNumber, size: usize, to: UserAddress) -> Result
     if size < 8 || !size.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
-    let scheduling = pid.thread()?.scheduling.get();
+    let scheduling = pid.scheduling()?;
     to.write(&scheduling.cpus(present_cpus()))?;
     Ok(8)
 }
@@ -75,7 +75,7 @@ const RESET_ON_FORK: i32 = 0x4000_0000;
 
 /// sched_getscheduler(2).
 pub fn sched_getscheduler(pid: PidNumber) -> Result<u64> {
-    let scheduling = thread_or_invalid(pid)?.scheduling.get();
+    let scheduling = scheduling_or_invalid(pid)?;
     let flag = if scheduling.resets_on_fork { RESET_ON_FORK as u64 } else { 0 };
     Ok(scheduling.policy as u64 | flag)
 }
@@ -157,7 +157,7 @@ pub fn sched_getparam(pid: PidNumber, parameters: UserAddress) -> Result<()> {
     if parameters.is_null() {
         return Err(Errno::EINVAL);
     }
-    let scheduling = thread_or_invalid(pid)?.scheduling.get();
+    let scheduling = scheduling_or_invalid(pid)?;
     parameters.write(&scheduling.priority)
 }
 
@@ -265,7 +265,7 @@ pub fn sched_getattr(
     if !is_valid {
         return Err(Errno::EINVAL);
     }
-    let scheduling = pid.thread()?.scheduling.get();
+    let scheduling = pid.scheduling()?;
     let is_real_time = scheduling.policy.is_real_time();
     let size = size.min(size_of::<SchedAttributes>());
     let attributes = SchedAttributes {
@@ -284,7 +284,7 @@ pub fn sched_rr_get_interval(pid: PidNumber, to: UserPtr<Timespec>) -> Result<()
     const SLICE_NS: u64 = 4_000_000;
     /// `RR_TIMESLICE`.
     const ROUND_ROBIN_NS: u64 = 100_000_000;
-    let slice_ns = match thread_or_invalid(pid)?.scheduling.get().policy {
+    let slice_ns = match scheduling_or_invalid(pid)?.policy {
         Policy::Fifo => 0,
         Policy::RoundRobin => ROUND_ROBIN_NS,
         _ => SLICE_NS,
@@ -319,9 +319,13 @@ pub fn getcpu(cpu: UserAddress, node: UserAddress, _: UserAddress) -> Result<()>
     node.write_if_some(&0u32)
 }
 
+/// One thread is named (getpriority(2)).
+const PRIO_PROCESS: u32 = 0;
+/// The same for ioprio_get(2).
+const IOPRIO_WHO_PROCESS: u32 = 1;
+
 /// The threads that `which` and `who` name (getpriority(2)); `ESRCH` if none.
 fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
-    const PRIO_PROCESS: u32 = 0;
     const PRIO_PGRP: u32 = 1;
     const PRIO_USER: u32 = 2;
     let own = current_process();
@@ -351,6 +355,9 @@ fn named_of_io(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
 
 /// ioprio_get(2): the best of those named.
 pub fn ioprio_get(which: u32, who: u32) -> Result<u32> {
+    if which == IOPRIO_WHO_PROCESS {
+        return Ok(PidNumber(who as i32).scheduling()?.io_priority.value());
+    }
     let named = named_of_io(which, who)?;
     let all = named.iter().map(|thread| thread.scheduling.get().io_priority);
     Ok(all.reduce(IoPriority::best).unwrap_or_default().value())
@@ -374,6 +381,9 @@ pub fn ioprio_set(which: u32, who: u32, priority: u32) -> Result<()> {
 
 /// getpriority(2): the highest priority of those named, as 20 minus nice.
 pub fn getpriority(which: u32, who: u32) -> Result<i32> {
+    if which == PRIO_PROCESS {
+        return Ok(20 - PidNumber(who as i32).scheduling()?.nice);
+    }
     let named = named(which, who)?;
     let highest = named.iter().map(|thread| 20 - thread.scheduling.get().nice).max();
     Ok(highest.unwrap_or(20))
