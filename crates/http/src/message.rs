@@ -7,12 +7,13 @@
 
 use super::head::{HeadError, host_in_authority};
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AGE, CONNECTION, CONTENT_LENGTH, COOKIE, DATE, EXPECT, HOST, HeaderMap, HeaderName,
+    HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
 use hyper::http::{Method, StatusCode, Uri, Version, response};
+use std::time::{Duration, SystemTime};
 
 /// The id of a request, in the gateway's own answers and in no other.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
@@ -225,8 +226,26 @@ fn normalise_target(head: &mut Parts, function: &str) {
     }
 }
 
+/// How much older than now the date of an answer may be: clocks differ.
+const DATE_MAX_AGE: Duration = Duration::from_secs(60);
+
+/// Gives an answer the present date in the place of one that its program kept from before it was frozen. A
+/// cache, which may say an older one, says the age, too (RFC 9111 §5.1).
+fn renew_date(headers: &mut HeaderMap, now: SystemTime) {
+    let said = headers.get(DATE).and_then(|date| date.to_str().ok());
+    let Some(Ok(said)) = said.map(httpdate::parse_http_date) else { return };
+    let is_old = now.duration_since(said).is_ok_and(|age| age > DATE_MAX_AGE);
+    if is_old
+        && !headers.contains_key(AGE)
+        && let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(now))
+    {
+        headers.insert(DATE, date);
+    }
+}
+
 /// Makes an instance's answer one to a client.
 pub fn to_client(head: &mut response::Parts) {
+    renew_date(&mut head.headers, SystemTime::now());
     let has_coding = head.headers.contains_key(TRANSFER_ENCODING);
     remove_hop_by_hop(&mut head.headers);
     if has_coding {
@@ -299,6 +318,29 @@ mod tests {
             request = request.header(*name, *value);
         }
         request.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn the_date_of_a_frozen_program_is_renewed_and_no_other() {
+        let now = httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
+        let after = |fields: &[(&str, &str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+                headers.insert(name, HeaderValue::from_str(value).unwrap());
+            }
+            renew_date(&mut headers, now);
+            headers.get(DATE).map(|date| date.to_str().unwrap().to_owned())
+        };
+        let (old, new) = ("Sun, 06 Nov 1994 07:49:37 GMT", "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(after(&[("date", old)]).as_deref(), Some(new));
+        for kept in ["Sun, 06 Nov 1994 08:48:40 GMT", "Sun, 06 Nov 1994 09:49:37 GMT", "yesterday"]
+        {
+            assert_eq!(after(&[("date", kept)]).as_deref(), Some(kept));
+        }
+        // Of a cache.
+        assert_eq!(after(&[("date", old), ("age", "3600")]).as_deref(), Some(old));
+        assert_eq!(after(&[]), None);
     }
 
     fn fields(headers: &HeaderMap) -> Vec<String> {
