@@ -60,6 +60,11 @@ fn explain(message: &str) -> String {
 /// Says which type is expected in words of TOML instead of Rust's.
 fn for_people(message: String) -> String {
     let Some((said, expected)) = message.rsplit_once(", expected ") else { return message };
+    let said = match said {
+        "invalid type: sequence" => "invalid type: list",
+        "invalid type: map" => "invalid type: table",
+        said => said,
+    };
     let known = match expected {
         "i8" | "i16" | "i32" | "i64" | "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
         "a nonzero u8" | "a nonzero u16" | "a nonzero u32" | "a nonzero u64" => {

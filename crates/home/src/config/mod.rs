@@ -18,6 +18,7 @@ mod rollback;
 mod rules;
 mod secrets;
 mod stop_signal;
+mod tables;
 mod template;
 mod train;
 mod triggers;
@@ -39,6 +40,7 @@ pub use quotas::{CpuQuota, QUOTAS_FILE, Quota, Quotas, QuotasError};
 pub use rollback::Rollback;
 pub use secrets::SecretsConfig;
 pub use stop_signal::{StopSignal, UnknownSignal};
+pub use tables::from_toml;
 pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
 pub use triggers::{AsyncConfig, CatchUp, Overlap, SCHEDULES_MAX, Schedule, TimeZone};
@@ -413,11 +415,10 @@ impl FunctionConfig {
     /// Unknown keys, wrong values and keys that contradict each other, each
     /// with its line and column.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let wrong = |error| ConfigError::from_toml(path, text, &error);
-        let mut config: Self = toml::from_str(text).map_err(wrong)?;
+        let mut config: Self = from_toml(path, text)?;
         if config.image().is_some() {
             // The image says what the file leaves out.
-            let present: Present = toml::from_str(text).map_err(wrong)?;
+            let present: Present = from_toml(path, text)?;
             if present.files.is_none() {
                 config.files.clear();
             }

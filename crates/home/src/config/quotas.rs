@@ -153,7 +153,7 @@ impl Quotas {
     /// # Errors
     /// Unknown keys and wrong values, each with its line and column.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))
+        super::from_toml(path, text)
     }
 
     /// The quota of a domain, or of the functions without one.

@@ -17,7 +17,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use thaw_home::config::{ByteSize, ConfigError, FunctionName};
+use thaw_home::config::{ByteSize, FunctionName, from_toml};
 
 /// Most addresses for TLS.
 const LISTENERS_MAX: usize = 16;
@@ -140,8 +140,7 @@ impl Rules {
     /// # Errors
     /// What is wrong with them.
     pub fn parse(path: &Path, text: &str) -> Result<Self, GatewayFileError> {
-        let file: GatewayFile =
-            toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
+        let file: GatewayFile = from_toml(path, text)?;
         let mut reader = Reader::new(path.parent().unwrap_or_else(|| Path::new(".")));
         let rules = file.check(&mut reader);
         let mut rules =
