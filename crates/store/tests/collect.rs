@@ -336,3 +336,45 @@ fn only_what_everybody_may_read_is_collected_for_others() {
     // A directory on the way to something granted leads nowhere else.
     collect("private/open", "private/other").unwrap_err();
 }
+
+#[test]
+fn what_links_lead_to_and_may_not_be_read_is_left_out() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    // What a link names below /tmp is never collected.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["ssl", "etc/private", "etc/public"] {
+        std::fs::create_dir_all(path(name)).unwrap();
+    }
+    for name in ["etc/private/key", "etc/public/cert", "etc/secret"] {
+        std::fs::write(path(name), name).unwrap();
+    }
+    for (link, target) in
+        [("private", "etc/private"), ("public", "etc/public"), ("secret", "etc/secret")]
+    {
+        symlink(path(target), path("ssl").join(link)).unwrap();
+    }
+    for (name, mode) in [("", 0o755), ("etc/private", 0o700), ("etc/secret", 0o600)] {
+        std::fs::set_permissions(path(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let (_home, store) = empty_store();
+    let collect = |name: &str| {
+        let mut tree = Tree::new();
+        let request = CollectRequest {
+            files: vec![path(name)],
+            readers: thaw_store::import::Readers::Everybody,
+            granted: vec![directory.path().to_owned()],
+            ..Default::default()
+        };
+        let mut session = store.session().unwrap();
+        session.collect(&mut tree, &request, &mut |_| {}).map(|collected| (tree, collected))
+    };
+    let (tree, collected) = collect("ssl").unwrap();
+    assert_eq!(collected.unreadable, [path("etc/secret"), path("etc/private")]);
+    assert!(tree.find(&path("etc/public/cert")).is_some());
+    assert!(tree.find(&path("ssl/private")).is_some(), "the link itself may be read");
+    for name in ["etc/private", "etc/secret"] {
+        assert!(tree.find(&path(name)).is_none(), "{name}");
+    }
+    collect("etc/private").map(drop).unwrap_err();
+}

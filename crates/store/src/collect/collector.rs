@@ -16,7 +16,7 @@ use super::libraries::{below, system_directories};
 use super::runtime::RuntimeRequest;
 use super::{Ask, CollectError, CollectRequest, Collected, Question};
 use crate::blob::Domain;
-use crate::error::{Context, Result};
+use crate::error::{Context, Result, StoreError};
 use crate::import::{Exclude, Import, ImportOptions, Ownership, Progress, Readers, Unreadable};
 use crate::index::Tree;
 use crate::session::Session;
@@ -237,39 +237,64 @@ impl<'a> Collector<'a> {
     }
 
     /// Puts a directory with everything below it into the tree, what its
-    /// symbolic links point to, and the libraries that its files need.
+    /// symbolic links point to, and the libraries that its files need. What a link
+    /// points to and may not be read is left out, as what lies in the directory is.
     pub(super) fn place_tree(&mut self, path: &Path, exclude: Vec<Exclude>) -> Result<()> {
-        let mut ahead = VecDeque::from([(path.to_owned(), exclude)]);
-        while let Some((path, exclude)) = ahead.pop_front() {
-            let real = self.place(&path)?;
-            if self.trees.iter().any(|tree| real.starts_with(tree)) {
-                continue;
-            }
-            self.trees.push(real.clone());
-            let options = ImportOptions { exclude, ..self.options.clone() };
-            let from = self.on_host(&real);
-            // What was placed one by one before is not part of this tree.
-            self.import.regular_files.clear();
-            self.import.symlinks.clear();
-            self.import.directory(&from, &real, &options)?;
-            let files = std::mem::take(&mut self.import.regular_files);
-            let links = std::mem::take(&mut self.import.symlinks);
-            for file in files {
-                let file = self.below_root(&file);
-                self.placed.insert(file.clone());
-                if may_be_elf(&self.on_host(&file)) {
-                    self.library_user(&file)?;
-                }
-            }
-            for link in links {
-                let link = self.below_root(&link);
-                self.placed.insert(link.clone());
-                if let Some(directory) = self.follow(&link)? {
-                    ahead.push_back((directory, Vec::new()));
-                }
+        let mut ahead = VecDeque::from(self.place_one_tree(path, exclude)?);
+        while let Some(link) = ahead.pop_front() {
+            match self.place_one_tree(&link, Vec::new()) {
+                Ok(further) => ahead.extend(further),
+                Err(error) => self.leave_out(error)?,
             }
         }
         Ok(())
+    }
+
+    /// The same without the directories that its links point to; returns those links.
+    fn place_one_tree(&mut self, path: &Path, exclude: Vec<Exclude>) -> Result<Vec<PathBuf>> {
+        let options = ImportOptions { exclude, ..self.options.clone() };
+        let real = self.resolve(path, |_, _| Ok(()))?.path;
+        let from = self.on_host(&real);
+        // No empty directory stands for one that may not be read.
+        Import::open(&from, &options)?;
+        let real = self.place(path)?;
+        if self.trees.iter().any(|tree| real.starts_with(tree)) {
+            return Ok(Vec::new());
+        }
+        self.trees.push(real.clone());
+        // What was placed one by one before is not part of this tree.
+        self.import.regular_files.clear();
+        self.import.symlinks.clear();
+        self.import.directory(&from, &real, &options)?;
+        let files = std::mem::take(&mut self.import.regular_files);
+        let links = std::mem::take(&mut self.import.symlinks);
+        for file in files {
+            let file = self.below_root(&file);
+            self.placed.insert(file.clone());
+            if may_be_elf(&self.on_host(&file)) {
+                self.library_user(&file)?;
+            }
+        }
+        let mut directories = Vec::new();
+        for link in links {
+            let link = self.below_root(&link);
+            self.placed.insert(link.clone());
+            directories.extend(self.follow(&link)?);
+        }
+        Ok(directories)
+    }
+
+    /// Notes what may not be read; passes other failures on.
+    fn leave_out(&mut self, error: StoreError) -> Result<()> {
+        match error {
+            StoreError::Io { source, path, .. }
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                self.import.report.unreadable.push(path);
+                Ok(())
+            }
+            error => Err(error),
+        }
     }
 
     /// Collects the libraries that the file or the files of the directory at
@@ -309,7 +334,10 @@ impl<'a> Collector<'a> {
                 self.collected.dangling_links.push(link.to_owned());
                 return Ok(None);
             }
-            self.place(link)?;
+            if let Err(error) = self.place(link) {
+                self.leave_out(error)?;
+                return Ok(None);
+            }
             if may_be_elf(&self.on_host(&target.path)) {
                 self.library_user(&target.path)?;
             }

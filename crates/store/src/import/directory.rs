@@ -205,9 +205,17 @@ impl<'a> Import<'a> {
         to: &Path,
         options: &ImportOptions,
     ) -> Result<()> {
+        let directory = Self::open(from, options)?;
+        self.open_directory(directory, from, to, options)
+    }
+
+    /// Opens a directory that may be imported.
+    pub(crate) fn open(from: &Path, options: &ImportOptions) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, from, flags, Mode::empty()).context("open", from)?;
-        self.open_directory(directory, from, to, options)
+        let stat = fstat(&directory).context("inspect", from)?;
+        options.readers.check(&stat).context("import", from)?;
+        Ok(directory)
     }
 
     /// See [`Session::import_open_directory`].
