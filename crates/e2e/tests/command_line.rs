@@ -25,6 +25,7 @@ fn misuse_is_exit_code_2() {
         &["fly"],
         &["run"],
         &["run", "--rootfs", "/"],
+        &["run", "--rootfs", "/", "--memory", "7MiB", "--", "ls"],
         &["run", "--rootfs", "/", "--memory", "12", "--", "ls"],
         &["run", "--rootfs", "/", "--user", "root", "--", "ls"],
         &["build"],
@@ -67,6 +68,19 @@ fn a_port_alone_is_an_address_and_what_is_none_is_explained() {
     // It is understood, and there is no daemon.
     let output = thaw(home.path(), &["sandbox", "port", "box", "1", "--listen", "8200"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+}
+
+#[test]
+fn too_little_memory_is_refused_before_anything_is_made() {
+    let home = tempfile::tempdir().unwrap();
+    for arguments in [
+        &["run", "--rootfs", "/", "--memory", "1KiB", "--", "ls"][..],
+        &["run", "--name", "box", "--memory", "1KiB", "debian:12"],
+    ] {
+        let output = thaw(home.path(), arguments);
+        let expected = "thaw: 1KiB is too little memory for a sandbox; give at least 8MiB\n";
+        assert_eq!(stderr(&output), expected, "{arguments:?}");
+    }
 }
 
 #[test]

@@ -194,6 +194,14 @@ impl Arguments {
         self.name.as_deref().or(self.detach.then_some(""))
     }
 
+    /// Refuses so little memory that no sandbox can do with it.
+    fn check_memory(&self) -> Result<(), Failure> {
+        match self.memory.filter(|memory| memory.bytes() > 0) {
+            Some(memory) => memory.check_memory().map_err(Failure::misused),
+            None => Ok(()),
+        }
+    }
+
     /// The limits that were asked for, each by what enforces it and its option.
     fn asked_limits(&self) -> Vec<(Controller, &'static str)> {
         // No limit needs no control group.
@@ -238,6 +246,7 @@ fn check_limits(
 }
 
 pub fn run(arguments: Arguments) -> Outcome {
+    arguments.check_memory()?;
     if let Some(name) = arguments.held_name() {
         return held::run(&arguments, name);
     }

@@ -33,6 +33,23 @@ impl ByteSize {
         self.0
     }
 
+    /// Least memory of a sandbox.
+    const SANDBOX_MIN: Self = Self::mebibytes(8);
+
+    /// Whether a sandbox can do with so much memory.
+    ///
+    /// # Errors
+    /// One sentence: it is too little.
+    pub fn check_memory(self) -> Result<(), String> {
+        match self < Self::SANDBOX_MIN {
+            true => Err(format!(
+                "{self} is too little memory for a sandbox; give at least {}",
+                Self::SANDBOX_MIN
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// About this size, for people: in mebibytes.
     pub fn approximate(self) -> String {
         format!("{:.1}MiB", self.0 as f64 / f64::from(1 << 20))

@@ -351,14 +351,8 @@ impl FunctionConfig {
     }
 
     fn wrong_limits(&self) -> Option<Contradiction> {
-        if self.limits.memory < ByteSize::mebibytes(8) {
-            return Some((
-                &["limits", "memory"],
-                format!(
-                    "{} is too little memory for a sandbox; give at least 8MiB",
-                    self.limits.memory
-                ),
-            ));
+        if let Err(too_little) = self.limits.memory.check_memory() {
+            return Some((&["limits", "memory"], too_little));
         }
         if let Some(most) = self.limits.memory_max.filter(|most| *most < self.limits.memory) {
             return Some((

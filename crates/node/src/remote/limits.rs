@@ -32,8 +32,6 @@ const ABOUT: Subject = Subject {
     of_one: "what the sandbox may use",
 };
 const MIB: u64 = 1 << 20;
-/// Least memory of a sandbox, as in thaw.toml.
-const MEMORY_MIN: ByteSize = ByteSize::mebibytes(8);
 
 /// Limits that are wanted of a sandbox; what is missing stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -128,10 +126,7 @@ impl LimitsChange {
     ) -> Result<ResourceLimits, String> {
         let memory = self.memory_bytes.unwrap_or(now.memory);
         let cpus = self.cpus.unwrap_or(now.cpus);
-        if memory < MEMORY_MIN.bytes() {
-            let memory = ByteSize(memory);
-            return Err(format!("{memory} is too little memory for a sandbox; give at least 8MiB"));
-        }
+        ByteSize(memory).check_memory()?;
         if cpus == 0 {
             return Err("a sandbox needs a processor; give at least 1".to_owned());
         }

@@ -159,6 +159,7 @@ pub(in crate::verbs) fn function_of_image(
     memory: ByteSize,
     display: Display,
 ) -> Result<String, Failure> {
+    memory.check_memory().map_err(Failure::misused)?;
     let name = function_name(image, memory)?;
     if !serves(daemon, &name)? {
         build_function(&name, image, memory, display)?;
