@@ -228,6 +228,17 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     assert!(!work.join("-").exists());
     let refused = call(&home, &["sandbox", "cp", "one:/tmp/up", "-"]);
     assert!(refused.stderr.contains("only files go to standard output"), "{refused:?}");
+    // A name with a slash at its end is a directory's, which is not there.
+    let file = work.join("tree/below/file");
+    let none = work.join("none/");
+    for (from, to, named) in [
+        (file.to_str().unwrap(), "one:/tmp/none/", "/tmp/none"),
+        ("one:/tmp/up/link", none.to_str().unwrap(), none.to_str().unwrap().trim_end_matches('/')),
+    ] {
+        let refused = call(&home, &["sandbox", "cp", from, to]);
+        let expected = format!("there is no directory {named}; make it first");
+        assert!(refused.stderr.contains(&expected), "{refused:?}");
+    }
     let down = work.join("down");
     ok(&home, &["sandbox", "cp", "one:/tmp/up", down.to_str().unwrap()]);
     assert_eq!(fs::read_to_string(down.join("below/file")).unwrap(), "content");

@@ -427,7 +427,14 @@ pub(super) fn shown(path: &str) -> String {
 }
 
 fn refused(errno: i32, path: &str) -> FileProblem {
-    FileProblem::Refused(errno, format!("{}: {}", shown(path), explain(errno)))
+    let why = match errno {
+        // Whether there is a directory or not: no file has such a name.
+        libc::EISDIR if path.ends_with('/') => {
+            "a file is meant, and only a directory's name ends with a /; add the file's name".into()
+        }
+        errno => explain(errno),
+    };
+    FileProblem::Refused(errno, format!("{}: {why}", shown(path)))
 }
 
 /// What an error number of the sandbox means, for people.
@@ -449,6 +456,16 @@ fn explain(errno: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_with_a_slash_is_not_said_to_be_a_directory() {
+        let said = |path| match refused(libc::EISDIR, path) {
+            FileProblem::Refused(_, said) => said,
+            _ => panic!("refused"),
+        };
+        assert_eq!(said("/tmp"), "/tmp: it is a directory");
+        assert!(said("/new/").contains("add the file's name"), "{}", said("/new/"));
+    }
     use std::sync::Arc;
     use tokio::sync::Semaphore;
 

@@ -111,10 +111,12 @@ impl Files {
         let is_directory = |info: FileInfo| info.kind == FileKind::Directory;
         let is_there = self.daemon.get::<FileInfo>(&self.url("/stat", path, ""));
         let name = from.file_name().and_then(|name| name.to_str());
-        Ok(match (is_there.is_ok_and(is_directory), name) {
-            (true, Some(name)) => format!("{}/{name}", path.trim_end_matches('/')),
-            _ => path.to_owned(),
-        })
+        match (is_there.is_ok_and(is_directory), name) {
+            (true, Some(name)) => Ok(format!("{}/{name}", path.trim_end_matches('/'))),
+            // A directory is copied to the name itself, which it is then.
+            (false, _) if path.ends_with('/') && !from.is_dir() => Err(no_directory(path)),
+            _ => Ok(path.to_owned()),
+        }
     }
 
     fn upload(&self, from: &Path, to: &str) -> Result<(), Failure> {
@@ -165,9 +167,11 @@ impl Files {
     }
 
     fn download(&self, from: &str, to: &Path) -> Result<(), Failure> {
+        let shown = to.to_string_lossy();
         let told = |error: io::Error| Failure::failed(format!("{}: {error}", to.display()));
         let info: FileInfo = self.daemon.get(&self.url("/stat", from, "&no_follow=true"))?;
         match info.kind {
+            FileKind::Link | FileKind::File if shown.ends_with('/') => Err(no_directory(&shown)),
             FileKind::Directory => {
                 if to.symlink_metadata().is_ok() {
                     return Err(told(io::ErrorKind::AlreadyExists.into()));
@@ -193,6 +197,12 @@ impl Files {
             }
         }
     }
+}
+
+/// There is none of a name that ends with a slash, and so names one.
+fn no_directory(path: &str) -> Failure {
+    let path = escape(path.trim_end_matches('/').as_bytes());
+    Failure::failed(format!("there is no directory {path}; make it first"))
 }
 
 #[cfg(test)]
