@@ -91,7 +91,7 @@ fn failure_is_exit_code_1_and_one_line_that_says_what_to_do() {
         (&["ps"][..], "thaw serve"),
         (&["invoke", "f"], "thaw serve"),
         (&["logs", "-f", "f"], "thaw serve"),
-        (&["logs", "f"], "when a daemon serves it"),
+        (&["logs", "f"], "no function is named `f`; `thaw list` shows"),
         (&["inspect", "f"], "no function f"),
         (&["remove", "f"], "no function f"),
         (&["bench", "boot", "f"], "no function f"),

@@ -128,6 +128,10 @@ fn an_answer_that_never_ends_does_not_hold_its_attempt_up() {
     wait_for_counts(&daemon, (0, 1));
     let listed = command(&daemon, &["queue", "list", "receiver"]).success();
     assert!(listed.contains(&id) && listed.contains("async.timeout"), "{listed}");
+    for action in ["list", "purge"] {
+        let refused = command(&daemon, &["queue", action, "nosuch"]);
+        assert!(refused.stderr.contains("no function is named `nosuch`"), "{refused:?}");
+    }
     // Its instance is free again, or another one is. On a busy machine a second may be too short for it.
     wait_until("a next one was done", || {
         let id = queue(&daemon, "/", "", "next");

@@ -16,6 +16,7 @@ use thaw_home::config::FunctionName;
 use thaw_home::home::{Home, HomeError};
 use thaw_node::logs::{Line, Stream, log_path, rotated_paths};
 use thaw_sandbox::escape;
+use thaw_store::{Name, Store};
 use ureq::Body;
 use ureq::http::Response;
 
@@ -147,12 +148,27 @@ fn print_past(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     if !found {
-        return Err(Failure::failed(format!(
-            "`{}` has no log yet; it gets one when a daemon serves it",
-            arguments.name
-        )));
+        return Err(no_log(&arguments.name));
     }
     kept.iter().try_for_each(|line| print_line(line, arguments))
+}
+
+/// Why there is no log of that name.
+fn no_log(name: &FunctionName) -> Failure {
+    let is_stored = || -> Result<bool, Failure> {
+        let store = Store::open(&Home::existing()?.store())?;
+        let found = store.get_function(&Name::new(name.as_str())?);
+        Ok(!matches!(found, Err(error) if error.is_not_found()))
+    };
+    match is_stored() {
+        Err(failure) => failure,
+        Ok(true) => {
+            Failure::failed(format!("`{name}` has no log yet; it gets one when a daemon serves it"))
+        }
+        Ok(false) => Failure::failed(format!(
+            "no function is named `{name}`; `thaw list` shows those there are"
+        )),
+    }
 }
 
 /// A line of a log file; `None` for one that a crash cut off.

@@ -41,6 +41,8 @@ fn grammar() -> clap::Command {
 }
 
 fn find<'a>(command: &'a clap::Command, verb: &[String]) -> Result<&'a clap::Command, Failure> {
+    // The program's own name stands for itself, with or without a verb behind it.
+    let verb = verb.strip_prefix(&[command.get_name().to_owned()]).unwrap_or(verb);
     verb.iter().try_fold(command, |command, name| {
         command.find_subcommand(name).ok_or_else(|| {
             Failure::misused(format!("thaw has no verb `{}`; see thaw --help", verb.join(" ")))
@@ -76,6 +78,18 @@ mod tests {
             assert!(page.contains(part), "{part} is missing in\n{page}");
         }
         assert!(find(&grammar, &["fly".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn the_page_of_thaw_has_its_own_name() {
+        let grammar = grammar();
+        let name = |verb: &[&str]| {
+            let verb: Vec<_> = verb.iter().map(|name| (*name).to_owned()).collect();
+            find(&grammar, &verb).map(|found| found.get_name().to_owned())
+        };
+        assert_eq!(name(&["thaw"]), name(&[]));
+        assert_eq!(name(&["thaw", "run"]), name(&["run"]));
+        assert!(name(&["thaw", "thaw"]).is_err());
     }
 
     #[test]

@@ -78,7 +78,13 @@ async fn queues(State(admin): State<Admin>) -> Response {
 
 async fn list(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
     match triggers(&admin) {
-        Ok(triggers) => json_of(triggers.list(name).await),
+        Ok(triggers) => match triggers.list(name.clone()).await {
+            // What is queued of a function that has been removed is shown.
+            Ok(all) if all.is_empty() && admin.shared.route(&name).is_none() => {
+                unknown_function(&name)
+            }
+            found => json_of(found),
+        },
         Err(answer) => *answer,
     }
 }
@@ -137,10 +143,11 @@ async fn purge(
         (_, Err(why)) => return problem(StatusCode::BAD_REQUEST, "bad_request", why),
         (Ok(triggers), Ok(which)) => (triggers, which),
     };
-    match triggers.purge(name, which).await {
+    match triggers.purge(name.clone(), which).await {
         Ok(0) if matches!(which, Which::One(_)) => {
             unknown_invocation(&query.id.map(|id| id.to_string()).unwrap_or_default())
         }
+        Ok(0) if admin.shared.route(&name).is_none() => unknown_function(&name),
         Ok(count) => Json(json!({"removed": count})).into_response(),
         Err(why) => unavailable(&why),
     }
