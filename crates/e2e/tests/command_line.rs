@@ -25,6 +25,7 @@ fn misuse_is_exit_code_2() {
         &["fly"],
         &["run"],
         &["run", "--rootfs", "/"],
+        &["run", "--", "ls"],
         &["run", "--rootfs", "/", "--memory", "7MiB", "--", "ls"],
         &["run", "--rootfs", "/", "--memory", "12", "--", "ls"],
         &["run", "--rootfs", "/", "--user", "root", "--", "ls"],
@@ -81,6 +82,38 @@ fn too_little_memory_is_refused_before_anything_is_made() {
         let expected = "thaw: 1KiB is too little memory for a sandbox; give at least 8MiB\n";
         assert_eq!(stderr(&output), expected, "{arguments:?}");
     }
+}
+
+#[test]
+fn numbers_that_are_none_are_explained_with_what_to_write() {
+    let home = tempfile::tempdir().unwrap();
+    let run = ["run", "--rootfs", "/", "--cpus"];
+    for (arguments, way_out) in [
+        (&[&run[..], &["0", "--", "ls"]].concat()[..], "a whole number from 1"),
+        (&[&run[..], &["1.5", "--", "ls"]].concat(), "a whole number from 1"),
+        (&["fork", "1", "-n", "0"], "a whole number from 1"),
+        (&["bench", "boot", "f", "-n", "0"], "a whole number from 1"),
+        (&["sandbox", "port", "box", "0"], "from 1 to 65535"),
+        (&["sandbox", "port", "box", "99999"], "from 1 to 65535"),
+        (&["run"], "`thaw run debian:12 -- ls`"),
+    ] {
+        let output = thaw(home.path(), arguments);
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert!(message.contains(way_out), "{arguments:?}: {message}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_archive_is_quoted_without_its_control_characters() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("file");
+    std::fs::write(&file, "one\ntwo\u{1b}[2J\n".repeat(100)).unwrap();
+    let output = thaw(home.path(), &["import", file.to_str().unwrap(), "app"]);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(message.contains("\\n") && !message.contains('\u{1b}'), "{message}");
 }
 
 #[test]

@@ -240,7 +240,9 @@ impl Files {
         let mut archive = Archive::new(Metered::new(&file, allowance.clone()));
         let entries = archive.entries_with_seek().map_err(unreadable)?;
         for entry in entries {
-            let entry = entry.map_err(|error| not_an_image(&error))?;
+            // It quotes the bytes that are no header.
+            let entry =
+                entry.map_err(|error| not_an_image(&escaped(error.to_string().as_bytes())))?;
             allowance.set(HEADERS_MAX);
             let start = entry.raw_file_position();
             if entry.header().entry_type().is_file() {

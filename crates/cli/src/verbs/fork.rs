@@ -3,6 +3,7 @@
 use super::instance::Telling;
 use crate::failure::Outcome;
 use crate::output;
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroU32;
 use thaw_node::service::Forked;
@@ -23,7 +24,7 @@ pub struct Arguments {
     /// The instance, by its number in `thaw ps`.
     instance: u64,
     /// How many copies.
-    #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1")]
+    #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1", value_parser = count::<NonZeroU32>)]
     copies: NonZeroU32,
     #[command(flatten)]
     telling: Telling,

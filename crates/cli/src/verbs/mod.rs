@@ -1,7 +1,6 @@
 //! One verb a file: arguments, and a thin `run` that delegates.
 
 pub mod activate;
-mod address;
 pub mod bench;
 pub mod build;
 pub mod checkpoint;
@@ -54,5 +53,6 @@ mod instance;
 mod limits;
 mod listen;
 mod mounts;
+mod numbers;
 mod publish;
 mod terminal;

@@ -4,6 +4,7 @@ use super::instance::Telling;
 use crate::failure::Outcome;
 use crate::key_file::KeyFile;
 use crate::output;
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroU32;
 use thaw_node::service::Restored;
@@ -28,7 +29,7 @@ pub struct Arguments {
     /// Name of the checkpoint.
     name: String,
     /// How many instances.
-    #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1")]
+    #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1", value_parser = count::<NonZeroU32>)]
     copies: NonZeroU32,
     /// Put the files of its volumes back, too.
     #[arg(long)]

@@ -9,6 +9,7 @@ use super::publish::{Publish, Published};
 use super::relay::Relay;
 use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
+use crate::verbs::numbers::count;
 use clap::Args;
 use denials::Denials;
 use libc::{SIGTSTP, SIGWINCH};
@@ -71,12 +72,7 @@ pub struct Arguments {
     /// Files are opened under your rights, for root under those of `nobody` (see
     /// --as-root). Thaw's own state ($THAW_HOME) and file systems that show the
     /// host's state (such as /proc) look empty.
-    #[arg(
-        long,
-        value_name = "DIR|NAME",
-        required_unless_present = "image",
-        conflicts_with = "image"
-    )]
+    #[arg(long, value_name = "DIR|NAME", conflicts_with = "image", requires = "command")]
     rootfs: Option<String>,
     /// Mount a directory of this host in the sandbox, read-only; with :rw,
     /// the program's changes are made on this host.
@@ -119,7 +115,7 @@ pub struct Arguments {
     memory: Option<ByteSize>,
     /// Virtual CPUs, and processors' worth of CPU time for all processes together [default:
     /// 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count::<NonZeroU32>)]
     cpus: Option<NonZeroU32>,
     /// Most processes; each further virtual CPU of a process counts as one [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(PROCESSES_MAX)))]
@@ -161,7 +157,7 @@ pub struct Arguments {
     image: Option<String>,
     /// The program and its arguments; for an image, what its entry point gets instead of the
     /// image's arguments.
-    #[arg(required_unless_present = "image", last = true, value_name = "PROGRAM")]
+    #[arg(last = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
@@ -247,6 +243,12 @@ fn check_limits(
 
 pub fn run(arguments: Arguments) -> Outcome {
     arguments.check_memory()?;
+    if arguments.image.is_none() && arguments.rootfs.is_none() {
+        return Err(Failure::misused(
+            "name a container image, as in `thaw run debian:12 -- ls`, or files of this host, as in \
+             `thaw run --rootfs / -- ls`; see thaw run --help",
+        ));
+    }
     if let Some(name) = arguments.held_name() {
         return held::run(&arguments, name);
     }

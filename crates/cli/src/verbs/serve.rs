@@ -1,6 +1,5 @@
 //! `thaw serve`: the daemon.
 
-use super::address::address;
 use super::limits::WeakLimitsArgument;
 use super::listen::ListenArguments;
 use crate::failure::Outcome;
@@ -13,6 +12,7 @@ use std::time::Duration;
 use thaw_daemon::activation;
 use thaw_daemon::daemon::{CoreSharing, Prepared, ServeError, ServeOptions, Successor, serve};
 use thaw_daemon::monitor::{self, Inherited};
+use thaw_home::config::parse_address;
 use thaw_home::config::{ByteSize, TimeSpan};
 use thaw_home::home::{DaemonAddress, Home};
 use thaw_home::user::DaemonUser;
@@ -78,7 +78,7 @@ pub struct Arguments {
     logs: LogArguments,
     /// Serve E2B's API at this address, for its SDKs. Who may use it says e2b.toml in THAW_HOME
     /// (docs/e2b.md).
-    #[arg(long, value_name = "[IP:]PORT", value_parser = address)]
+    #[arg(long, value_name = "[IP:]PORT", value_parser = parse_address)]
     e2b: Option<SocketAddr>,
     /// Send traces to this collector: OTLP over HTTP, without TLS. The variables OTEL_* say
     /// more (docs/production.md#traces); OTEL_EXPORTER_OTLP_ENDPOINT does the same as this option.

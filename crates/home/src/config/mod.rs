@@ -3,6 +3,7 @@
 //! Types carry the rules: a value that parsed is a valid value. What needs two
 //! keys to judge is in [`FunctionConfig::parse`].
 
+mod address;
 mod baseline;
 mod build;
 mod egress;
@@ -24,6 +25,7 @@ mod train;
 mod triggers;
 mod volumes;
 
+pub use address::parse_address;
 pub use baseline::{BaselineError, CpuBaseline, UnknownBaseline};
 pub use build::{BuildConfig, DomainName, PrivateFiles, Sharing};
 pub use egress::{Egress, EgressRule, EgressRuleError};
@@ -87,7 +89,11 @@ pub struct FunctionConfig {
     #[serde(default)]
     pub entry: Entry,
     /// A gateway address of the function's own, besides the shared one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "address::address_if_any",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub listen: Option<SocketAddr>,
     /// Root file system: a directory (with a slash in its name, relative to the
     /// function's directory) or the name of a stored one.

@@ -20,6 +20,20 @@ fn broken(from: &str, to: &str) -> String {
 }
 
 #[test]
+fn an_address_to_listen_at_is_explained() {
+    let parse = |listen: &str| {
+        let text = format!(
+            "name = \"f\"\nrootfs = \"r\"\ncommand = [\"x\"]\nport = 80\nlisten = \"{listen}\"\n"
+        );
+        FunctionConfig::parse(Path::new("thaw.toml"), &text)
+    };
+    let why = parse("localhost:80").unwrap_err().to_string();
+    assert!(why.starts_with("thaw.toml:5:10: give an IP address and a port"), "{why}");
+    let listen = parse("9000").unwrap().listen.unwrap();
+    assert_eq!(listen.to_string(), "127.0.0.1:9000");
+}
+
+#[test]
 fn a_minimal_configuration_has_defaults() {
     let config = parse(MINIMAL).unwrap();
     assert_eq!(config.name.as_str(), "hello");

@@ -4,6 +4,7 @@ use super::boot::Boot;
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
 use crate::output::Table;
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, AblationOptions, AblationReport, Percentiles, Technique};
@@ -25,7 +26,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value = "warm")]
     boot: Boot,
     /// Boots of each variant that are counted.
-    #[arg(short, long = "count", value_name = "N", default_value = "100")]
+    #[arg(short, long = "count", value_name = "N", default_value = "100", value_parser = count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// Path of the requests.
     #[arg(long, default_value = "/")]

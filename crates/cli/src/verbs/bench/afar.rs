@@ -3,6 +3,7 @@
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub struct Arguments {
     #[arg(long, value_name = "RATE", default_value = "1")]
     gbit: f64,
     /// Pulls of each kind.
-    #[arg(short, long = "count", value_name = "N", default_value = "5")]
+    #[arg(short, long = "count", value_name = "N", default_value = "5", value_parser = count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// Path of the requests.
     #[arg(long, default_value = "/")]

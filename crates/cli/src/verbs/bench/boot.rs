@@ -3,6 +3,7 @@
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
 use crate::output::Table;
+use crate::verbs::numbers::count;
 use crate::verbs::serve::WorkingSetArguments;
 use clap::{Args, ValueEnum};
 use std::num::NonZeroUsize;
@@ -37,7 +38,7 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     boot: Vec<Boot>,
     /// Boots of each kind that are counted [default: 100, of several functions 30].
-    #[arg(short, long = "count", value_name = "N")]
+    #[arg(short, long = "count", value_name = "N", value_parser = count::<NonZeroUsize>)]
     n: Option<NonZeroUsize>,
     /// Path of the requests.
     #[arg(long, default_value = "/")]

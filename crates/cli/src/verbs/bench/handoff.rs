@@ -3,6 +3,7 @@
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::Outcome;
 use crate::output::Table;
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, HandoffOptions, HandoffReport};
@@ -24,7 +25,7 @@ pub struct Arguments {
     #[arg(default_value = "hello-python")]
     names: Vec<String>,
     /// Exchanges on each way that are counted.
-    #[arg(short, long = "count", value_name = "N", default_value = "100")]
+    #[arg(short, long = "count", value_name = "N", default_value = "100", value_parser = count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// Size of the argument.
     #[arg(long, value_name = "SIZE", default_value = "6MB")]

@@ -3,6 +3,7 @@
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::Outcome;
 use crate::output::Table;
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, HibernateOptions, HibernateReport};
@@ -19,13 +20,13 @@ pub struct Arguments {
     /// The function.
     name: String,
     /// Requests in each state.
-    #[arg(short, long = "count", value_name = "N", default_value = "50")]
+    #[arg(short, long = "count", value_name = "N", default_value = "50", value_parser = count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// Instances whose memory is measured.
-    #[arg(long, value_name = "N", default_value = "10")]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count::<NonZeroUsize>)]
     instances: NonZeroUsize,
     /// Instances that are asleep when their memory is measured.
-    #[arg(long, value_name = "N", default_value = "80")]
+    #[arg(long, value_name = "N", default_value = "80", value_parser = count::<NonZeroUsize>)]
     asleep: NonZeroUsize,
     /// Path of the requests.
     #[arg(long, default_value = "/")]

@@ -3,6 +3,7 @@
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Table, size};
+use crate::verbs::numbers::count;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -23,10 +24,10 @@ pub struct Arguments {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Concurrent clients.
-    #[arg(long, value_name = "N", default_value = "4")]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count::<NonZeroUsize>)]
     clients: NonZeroUsize,
     /// How long each side is asked.
-    #[arg(long, value_name = "SECONDS", default_value = "5")]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = count::<NonZeroU64>)]
     seconds: NonZeroU64,
     /// Exponent of Zipf's law; 0: all functions get the same.
     #[arg(long, value_name = "S", default_value = "1.0", value_parser = exponent)]

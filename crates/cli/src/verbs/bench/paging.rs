@@ -3,6 +3,7 @@
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Table, size};
+use crate::verbs::numbers::count;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::num::NonZeroUsize;
@@ -23,7 +24,7 @@ pub struct Arguments {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Boots of each function by each strategy that are counted.
-    #[arg(short, long = "count", value_name = "N", default_value = "10")]
+    #[arg(short, long = "count", value_name = "N", default_value = "10", value_parser = count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// What brings pages in; may be given several times [default: all].
     #[arg(long, value_name = "STRATEGY", value_parser = strategy_parser())]

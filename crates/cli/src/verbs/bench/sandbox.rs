@@ -3,6 +3,7 @@
 use super::report::{Progress, cell};
 use crate::failure::Outcome;
 use crate::output::{self, Table};
+use crate::verbs::numbers;
 use clap::{Args, ValueEnum};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -26,7 +27,7 @@ pub struct Arguments {
     /// The function whose image sandboxes are copies of.
     name: String,
     /// How often each is done.
-    #[arg(short, long = "count", value_name = "N", default_value = "100")]
+    #[arg(short, long = "count", value_name = "N", default_value = "100", value_parser = numbers::count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// A program that `sh` runs in each sandbox before it is copied and paused; it prints something
     /// when it is as far, and goes on.

@@ -4,6 +4,7 @@ use super::boot::Boot;
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
 use crate::output::Table;
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroUsize;
 use thaw_bench::{self as bench, Growth, ScaleOptions, ScaleReport};
@@ -22,7 +23,7 @@ pub struct Arguments {
     /// The function.
     name: String,
     /// Instances that live in the end.
-    #[arg(short, long = "count", value_name = "N", default_value = "1000")]
+    #[arg(short, long = "count", value_name = "N", default_value = "1000", value_parser = count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// What the boots begin from; may be given several times [default: warm, fork and ready].
     #[arg(long, value_enum)]

@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::io::{IsTerminal, stderr};
 use std::num::NonZeroUsize;
@@ -17,7 +18,7 @@ use thaw_home::home::Home;
 #[command(after_help = "Example:\n  thaw bench syscalls --http hello-go --http hello-c")]
 pub struct Arguments {
     /// Turns of both sides.
-    #[arg(short, long = "rounds", value_name = "N", default_value = "10")]
+    #[arg(short, long = "rounds", value_name = "N", default_value = "10", value_parser = count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// Measure the server of a built function, too; may be given several times.
     #[arg(long, value_name = "FUNCTION")]

@@ -3,6 +3,7 @@
 use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
 use crate::output::Table;
+use crate::verbs::numbers::count;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -24,13 +25,13 @@ pub struct Arguments {
     /// The function.
     name: String,
     /// Concurrent clients; may be given several times [default: 1, 2, 4, 8 and 16].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count::<NonZeroUsize>)]
     clients: Vec<NonZeroUsize>,
     /// What serves the requests; may be given several times [default: all].
     #[arg(long, value_name = "HOW", value_parser = served_parser())]
     served: Vec<Served>,
     /// How long each measurement takes.
-    #[arg(long, value_name = "SECONDS", default_value = "3")]
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = count::<NonZeroU64>)]
     seconds: NonZeroU64,
     /// Path of the requests.
     #[arg(long, default_value = "/")]

@@ -4,6 +4,7 @@ use super::report::{Progress, cell};
 use super::syscalls::sandbox;
 use crate::failure::Outcome;
 use crate::output::{self, Table};
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -18,7 +19,7 @@ use thaw_home::home::Home;
 #[command(after_help = "Example:\n  thaw bench volume --rounds 20 --json")]
 pub struct Arguments {
     /// Turns of both sides.
-    #[arg(short, long = "rounds", value_name = "N", default_value = "10")]
+    #[arg(short, long = "rounds", value_name = "N", default_value = "10", value_parser = count::<NonZeroUsize>)]
     n: NonZeroUsize,
     /// Print JSON.
     #[arg(long)]

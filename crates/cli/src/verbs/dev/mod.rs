@@ -6,7 +6,6 @@
 mod children;
 mod session;
 
-use super::address::address;
 use super::limits::WeakLimitsArgument;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
@@ -14,6 +13,7 @@ use session::Session;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use thaw_home::config::parse_address;
 use thaw_home::config::{CONFIG_FILE, TimeSpan};
 use thaw_home::home::Home;
 
@@ -36,7 +36,7 @@ pub struct Arguments {
     #[arg(value_name = "DIR", default_value = ".")]
     directory: PathBuf,
     /// Address of the gateway of a daemon of its own; a port alone is one of 127.0.0.1.
-    #[arg(long, value_name = "[IP:]PORT", default_value = "127.0.0.1:8080", value_parser = address)]
+    #[arg(long, value_name = "[IP:]PORT", default_value = "127.0.0.1:8080", value_parser = parse_address)]
     listen: SocketAddr,
     /// How long files must be unchanged before they are built.
     #[arg(long, value_name = "DURATION", default_value = "200ms")]

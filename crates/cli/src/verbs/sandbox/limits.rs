@@ -5,6 +5,7 @@ use super::table::swapped;
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
 use crate::output;
+use crate::verbs::numbers::count;
 use clap::Args;
 use std::num::NonZeroU32;
 use std::process::ExitCode;
@@ -26,7 +27,7 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
     /// Processors' worth of CPU time that it may use.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = count::<NonZeroU32>)]
     cpus: Option<NonZeroU32>,
     /// Print JSON.
     #[arg(long)]

@@ -4,7 +4,7 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::exec_client::Stream;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
-use crate::verbs::address::address;
+use crate::verbs::numbers::port;
 use clap::Args;
 use std::io::{self, Read, Write, stderr, stdin, stdout};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,6 +12,7 @@ use std::num::NonZeroU16;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
+use thaw_home::config::parse_address;
 use thaw_node::remote::Listener;
 use thaw_node::remote::ports::PORT_PROTOCOL;
 
@@ -34,9 +35,10 @@ pub struct Arguments {
     /// The sandbox, by its name or the number of its instance.
     name: String,
     /// The port in the sandbox; all are listed without.
+    #[arg(value_parser = port)]
     port: Option<NonZeroU16>,
     /// Where to listen; a port alone is one of 127.0.0.1. The address is printed.
-    #[arg(long, value_name = "[IP:]PORT", default_value = "127.0.0.1:0", value_parser = address)]
+    #[arg(long, value_name = "[IP:]PORT", default_value = "127.0.0.1:0", value_parser = parse_address)]
     #[arg(requires = "port")]
     listen: SocketAddr,
     /// Pass standard input and output on, for one connection, and listen nowhere.
