@@ -203,6 +203,21 @@ fn a_failing_build_command_is_shown_with_its_output() {
 }
 
 #[test]
+fn a_build_command_that_lacks_a_package_is_told_when_packages_are_installed() {
+    let home = tempfile::tempdir().unwrap();
+    let function = tempfile::tempdir().unwrap();
+    let text = "name = \"f\"\ncommand = [\"python3\", \"f.py\"]\nport = 1\n\
+                [runtime]\nkind = \"python3\"\nrequirements = \"requirements.txt\"\n\
+                [build]\ncommand = [\"python3\", \"-c\", \"import no_such_package\"]\n";
+    std::fs::write(function.path().join("thaw.toml"), text).unwrap();
+    std::fs::write(function.path().join("requirements.txt"), "no-such-package\n").unwrap();
+    let output = thaw(home.path(), &["build", function.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(message.contains("It runs before `pip` installs"), "{message}");
+}
+
+#[test]
 fn a_home_that_is_not_there_is_named_and_not_made() {
     let directory = tempfile::tempdir().unwrap();
     let home = directory.path().join("typo");

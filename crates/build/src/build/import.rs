@@ -33,11 +33,14 @@ pub const PACKAGES: &str = "/opt/packages";
 /// The variable by which a program finds them.
 const PYTHONPATH: &str = "PYTHONPATH";
 
+/// What Python says of a package that is not there.
+const NO_MODULE: &str = "ModuleNotFoundError";
+
 /// Why the files of a function could not be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportFailure {
     /// The build command did not do its work.
-    #[error("the build command `{command}` failed: {failure}{}", after(*.trust))]
+    #[error("the build command `{command}` failed: {failure}{}", after_command(*.trust, *.lacks_packages))]
     BuildCommand {
         /// The command.
         command: String,
@@ -45,6 +48,8 @@ pub enum ImportFailure {
         failure: CommandFailure,
         /// Where it ran.
         trust: Trust,
+        /// Whether it looked for a Python module, and the function has packages that come later.
+        lacks_packages: bool,
     },
     /// A path of the configuration leads out of the function's directory.
     #[error(
@@ -138,6 +143,18 @@ fn after(trust: Trust) -> &'static str {
              function's directory and the destinations of `egress` in [build]; if it needs more, \
              name tools with --tools, or let it run on this host with --trust-build"
         }
+    }
+}
+
+/// The same for the build command.
+fn after_command(trust: Trust, lacks_packages: bool) -> &'static str {
+    match lacks_packages {
+        true => {
+            "; its output is above. It runs before `pip` installs the `requirements` of [runtime]; have it \
+             install the packages that it needs into a directory, which `packages` of [runtime] may name in \
+             the place of `requirements` (docs/building.md)"
+        }
+        false => after(trust),
     }
 }
 
@@ -298,16 +315,28 @@ impl<'a> Import<'a> {
             timeout: settings.timeout.0,
         };
         let begun = npm.as_ref().map_or(Ok(()), NpmCi::begin).map_err(CommandFailure::from);
-        let ran = begun.and_then(|()| self.commands.run(&task, on_event));
+        let mut lacks_module = false;
+        let watching = &mut |event: BuildEvent<'_>| {
+            lacks_module |=
+                matches!(event, BuildEvent::Output { line, .. } if line.contains(NO_MODULE));
+            on_event(event);
+        };
+        let ran = begun.and_then(|()| self.commands.run(&task, watching));
         ran.map_err(|failure| ImportFailure::BuildCommand {
             command: text,
             failure,
             trust: self.trust,
+            lacks_packages: lacks_module && self.has_requirements(),
         })?;
         if let Some(npm) = npm {
             npm.end(on_event);
         }
         Ok(())
+    }
+
+    /// Whether `pip` installs packages for the function, after the build command.
+    fn has_requirements(&self) -> bool {
+        self.config.runtime.as_ref().is_some_and(|runtime| runtime.requirements.is_some())
     }
 
     /// The program of the build command, and what must be shown of the host besides.
