@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use thaw_home::state_file::table::Table;
-use thaw_home::state_file::{State, StateFile, lines};
+use thaw_home::state_file::{Lines, State, StateFile, lines};
 use thaw_node::remote::LimitsChange;
 
 /// Name of the file in the node's home.
@@ -192,7 +192,7 @@ impl Records {
     pub fn load(directory: &Path) -> io::Result<Self> {
         let file = directory.join(FILE);
         let contents = match lines(&file)? {
-            Some((whole, changes)) => {
+            Some(Lines { whole, changes }) => {
                 let mut contents: Contents = serde_json::from_slice(&whole)?;
                 changes.iter().try_for_each(|line| contents.apply(line))?;
                 contents

@@ -37,11 +37,19 @@ pub trait State: Clone + Send + 'static {
 /// Changes are not too long as long as they have no more bytes than this, or than the whole.
 const CHANGES_MAX: u64 = 64 << 10;
 
-/// The lines of a state's file; none: there is no such file.
+/// The lines of a state's file, without their ends.
+pub struct Lines {
+    /// The first one: the whole.
+    pub whole: Vec<u8>,
+    /// What has changed since, in order.
+    pub changes: Vec<Vec<u8>>,
+}
+
+/// Reads a state's file; `None`: there is none.
 ///
 /// # Errors
 /// The host's.
-pub fn lines(path: &Path) -> io::Result<Option<(Vec<u8>, Vec<Vec<u8>>)>> {
+pub fn lines(path: &Path) -> io::Result<Option<Lines>> {
     let bytes = match std::fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         read => read?,
@@ -49,8 +57,8 @@ pub fn lines(path: &Path) -> io::Result<Option<(Vec<u8>, Vec<Vec<u8>>)>> {
     let mut lines = bytes.split_inclusive(|&byte| byte == b'\n');
     // An older Thaw wrote the whole without an end.
     let whole = lines.next().unwrap_or_default().trim_ascii_end().to_vec();
-    let is_whole = |line: &&[u8]| line.ends_with(b"\n");
-    Ok(Some((whole, lines.filter(is_whole).map(<[u8]>::to_vec).collect())))
+    let changes = lines.filter_map(|line| line.strip_suffix(b"\n")).map(<[u8]>::to_vec).collect();
+    Ok(Some(Lines { whole, changes }))
 }
 
 /// The state, and its file.
@@ -273,7 +281,7 @@ mod tests {
     }
 
     fn names_in(path: &Path) -> Table<String> {
-        let (whole, changes) = lines(path).unwrap().expect("a file");
+        let Lines { whole, changes } = lines(path).unwrap().expect("a file");
         let mut names: Table<String> = serde_json::from_slice(&whole).unwrap();
         for change in changes {
             names.apply(serde_json::from_slice(&change).unwrap());

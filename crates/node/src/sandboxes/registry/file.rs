@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use thaw_home::config::FunctionName;
 use thaw_home::state_file::table::{Change, Table};
-use thaw_home::state_file::{State, StateFile, lines};
+use thaw_home::state_file::{Lines, State, StateFile, lines};
 
 /// Name of the file.
 const FILE: &str = "sandboxes.json";
@@ -125,9 +125,8 @@ pub fn functions_of_sandboxes(directory: &Path) -> io::Result<BTreeSet<(Function
 fn known_in(file: &Path) -> io::Result<Table<SandboxInfo>> {
     let why =
         |kind, error: &dyn Display| io::Error::new(kind, format!("{}: {error}", file.display()));
-    let Some((whole, changes)) = lines(file).map_err(|error| why(error.kind(), &error))? else {
-        return Ok(Table::default());
-    };
+    let read = lines(file).map_err(|error| why(error.kind(), &error))?;
+    let Some(Lines { whole, changes }) = read else { return Ok(Table::default()) };
     let damaged = |error: serde_json::Error| why(io::ErrorKind::InvalidData, &error);
     let all: Vec<SandboxInfo> = serde_json::from_slice(&whole).map_err(damaged)?;
     let by_name = all.into_iter().map(|info| (info.name.clone(), info));
