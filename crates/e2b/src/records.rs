@@ -194,7 +194,10 @@ impl Records {
         let contents = match lines(&file)? {
             Some(Lines { whole, changes }) => {
                 let mut contents: Contents = serde_json::from_slice(&whole)?;
-                changes.iter().try_for_each(|line| contents.apply(line))?;
+                if let Err(error) = changes.iter().try_for_each(|line| contents.apply(line)) {
+                    let file = file.display();
+                    tracing::error!("{file}: {error}; what has changed after that is lost");
+                }
                 contents
             }
             None => Contents { secret: random_text(2 * SECRET_LEN)?, ..Contents::default() },

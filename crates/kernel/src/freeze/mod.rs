@@ -74,7 +74,9 @@ fn freeze(cause: u32) {
         say_losses();
         kernel().missing_programs.prepare_freeze();
         kernel().calls.recent.prepare_freeze();
+        kernel().calls.unknown.prepare_freeze();
     }
+    kernel().tasks.usage.prepare_freeze();
     let mut report = come_to_rest(Use::Copies);
     let may_go_on = is_checkpoint && freeze_request::may_have_twin();
     let name = |number, process| report::name_process(&mut report, number, process);

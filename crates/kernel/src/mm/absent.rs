@@ -152,6 +152,15 @@ impl AddressSpace {
         }
     }
 
+    /// Has the host have nothing of an area of which it could not make a mapping: what was there before
+    /// may be gone, or a part of the new one be there.
+    pub(super) fn note_nothing_there(&self, vma: &Vma) {
+        if vma.upper().is_some() && !vma.flags.contains(VmaFlags::SHARED) {
+            let _ = vma.range().and_then(Machine::unmap);
+            self.absent.borrow_mut().insert(vma.start, vma.end);
+        }
+    }
+
     /// Notes that mremap(2) has moved memory of one area.
     pub(super) fn move_absent(&self, from: u64, len: u64, to: u64) {
         let mut absent = self.absent.borrow_mut();
@@ -210,8 +219,13 @@ fn move_part(start: u64, end: u64, distance: u64) -> Result<()> {
     if moved != Err(Errno::EFAULT) || len == 4096 {
         return moved;
     }
+    let move_page = |from: u64, to: u64| Machine::move_pages(range(from, 4096)?, range(to, 4096)?);
     for at in (start..end).step_by(4096) {
-        Machine::move_pages(range(at, 4096)?, range(at.wrapping_add(distance), 4096)?)?;
+        let Err(error) = move_page(at, at.wrapping_add(distance)) else { continue };
+        for moved in (start..at).step_by(4096) {
+            let _ = move_page(moved.wrapping_add(distance), moved);
+        }
+        return Err(error);
     }
     Ok(())
 }

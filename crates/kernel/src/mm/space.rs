@@ -398,7 +398,7 @@ impl AddressSpace {
     /// Makes the host mapping of an area.
     fn map_on_host(&self, vma: &mut Vma) -> Result<()> {
         self.settle();
-        let end = map_on_host(vma)?;
+        let end = map_on_host(vma).inspect_err(|_| self.note_nothing_there(vma))?;
         self.note_absent(vma, end);
         self.note_replaced(vma.start, vma.end, Provenance::Mapped);
         Ok(())
@@ -764,6 +764,10 @@ fn map_on_host(vma: &mut Vma) -> Result<u64> {
                 return Ok(vma.start);
             }
             let end = end_of_file(vma, upper.len());
+            if end < vma.end {
+                // What an earlier mapping has there is behind the end of its file by now.
+                Machine::unmap(GuestRange::new(end, vma.end - end)?)?;
+            }
             if end == vma.start {
                 return Ok(end);
             }

@@ -8,7 +8,7 @@ use thaw_abi::network;
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::file::OpenFlags;
-use crate::fs::inode::NewKind;
+use crate::fs::inode::{Attributes, FileType, NewKind};
 use crate::fs::namespace::{self, Removal};
 use crate::fs::open::{How, open};
 use crate::fs::walk::Resolve;
@@ -111,16 +111,25 @@ fn renamed(hosts: &[u8], before: &[u8], hostname: &[u8]) -> Vec<u8> {
     if words(&new).any(|word| word == hostname) { new } else { with_line(new, hostname) }
 }
 
-/// The content of a file.
+/// Most bytes of a file of these that are read: whoever has the sandbox may have put anything there.
+const CONTENT_MAX: usize = 256 << 10;
+
+/// The content of a regular file.
 fn read(context: &Context, path: &[u8]) -> Result<Vec<u8>> {
-    let how = How { flags: OpenFlags::empty(), permissions: 0, resolve: Resolve::empty() };
+    // Opening a FIFO would wait for somebody who writes.
+    let flags = OpenFlags::NONBLOCK;
+    let how = How { flags, permissions: 0, resolve: Resolve::empty() };
     let file = open(context, &context.root, path, how)?;
+    if Attributes::from_stat(&file.file.stat()?).file_type() != FileType::Regular {
+        return Err(Errno::EINVAL);
+    }
     let mut content = Vec::new();
     let mut chunk = [0; 1024];
     loop {
         let mut sink = Sink::kernel(&mut chunk);
         match file.read(&mut sink)? {
             0 => return Ok(content),
+            count if content.len() + count > CONTENT_MAX => return Err(Errno::EFBIG),
             count => content.extend_from_slice(&chunk[..count]),
         }
     }

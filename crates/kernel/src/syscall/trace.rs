@@ -28,6 +28,16 @@ pub struct Unknown {
     counts: KernelCell<Option<OfBoot<BTreeMap<u64, u64>>>>,
 }
 
+/// Most numbers of unknown calls that are counted: a program may try all that there could be.
+const UNKNOWN_MAX: usize = 1024;
+
+impl Unknown {
+    /// No copy needs what was counted before it.
+    pub fn prepare_freeze(&self) {
+        *self.counts.borrow_mut() = None;
+    }
+}
+
 /// Switches the trace on or off for this boot, in which nothing is counted yet.
 pub fn enable(on: bool) {
     WATCHED.store(if on { PRINTED } else { 0 }, Relaxed);
@@ -51,7 +61,11 @@ pub fn begin_to_count() -> bool {
 /// Counts a call that is not in the table, and names it when it is first seen.
 pub fn count_unknown(number: u64) {
     let mut unknown = kernel().calls.unknown.counts.borrow_mut();
-    let count = OfBoot::of_this(&mut unknown).entry(number).or_insert(0);
+    let counts = OfBoot::of_this(&mut unknown);
+    if counts.len() >= UNKNOWN_MAX && !counts.contains_key(&number) {
+        return;
+    }
+    let count = counts.entry(number).or_insert(0);
     *count += 1;
     if *count == 1 && enabled() {
         crate::console!("thaw: system call {number} is not implemented; it returned ENOSYS");

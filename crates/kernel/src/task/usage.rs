@@ -49,6 +49,12 @@ impl Usage {
         self.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
     }
 
+    /// The sandbox is being frozen: no copy looks at all of its threads right when it begins.
+    pub fn prepare_freeze(&self) {
+        let now_ns = Machine::monotonic_ns().wrapping_add(kernel().clocks.offset());
+        self.due_ns.store(now_ns.saturating_add(LOOK_NS), Relaxed);
+    }
+
     /// A vCPU has begun to run a thread.
     pub fn switched(&self, now_ns: u64) {
         // The kernel lock is held: nobody else counts.
@@ -213,7 +219,9 @@ impl Averages {
 /// run now count.
 fn active(busy: &Busy, passed_ns: u64) -> u64 {
     let held_ns = u128::from(busy.used_ns.max(busy.held_ns));
-    let running = (held_ns * u128::from(LOAD_ONE) / u128::from(passed_ns.max(1))) as u64;
+    let running = held_ns * u128::from(LOAD_ONE) / u128::from(passed_ns.max(1));
+    // CPU time of a moment, told late, is no load of millions.
+    let running = running.min(u128::from(u32::MAX)) as u64;
     match running >= busy.cpus as u64 * LOAD_ONE * 7 / 8 {
         true => running.max(busy.runnable as u64 * LOAD_ONE),
         false => running,

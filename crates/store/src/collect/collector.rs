@@ -242,8 +242,12 @@ impl<'a> Collector<'a> {
     pub(super) fn place_tree(&mut self, path: &Path, exclude: Vec<Exclude>) -> Result<()> {
         let mut ahead = VecDeque::from(self.place_one_tree(path, exclude)?);
         while let Some(link) = ahead.pop_front() {
-            match self.place_one_tree(&link, Vec::new()) {
-                Ok(further) => ahead.extend(further),
+            // No empty directory stands for one that may not be read.
+            let opened = self.resolve(&link, |_, _| Ok(())).and_then(|resolved| {
+                Import::open(&self.on_host(&resolved.path), &self.options).map(drop)
+            });
+            match opened {
+                Ok(()) => ahead.extend(self.place_one_tree(&link, Vec::new())?),
                 Err(error) => self.leave_out(error)?,
             }
         }
@@ -253,11 +257,8 @@ impl<'a> Collector<'a> {
     /// The same without the directories that its links point to; returns those links.
     fn place_one_tree(&mut self, path: &Path, exclude: Vec<Exclude>) -> Result<Vec<PathBuf>> {
         let options = ImportOptions { exclude, ..self.options.clone() };
-        let real = self.resolve(path, |_, _| Ok(()))?.path;
-        let from = self.on_host(&real);
-        // No empty directory stands for one that may not be read.
-        Import::open(&from, &options)?;
         let real = self.place(path)?;
+        let from = self.on_host(&real);
         if self.trees.iter().any(|tree| real.starts_with(tree)) {
             return Ok(Vec::new());
         }
@@ -335,6 +336,8 @@ impl<'a> Collector<'a> {
                 return Ok(None);
             }
             if let Err(error) = self.place(link) {
+                // Whoever needs it for another reason hears why it is not there.
+                self.placed.remove(&target.path);
                 self.leave_out(error)?;
                 return Ok(None);
             }

@@ -64,7 +64,13 @@ impl Sandboxes {
                 tracing::error!("{error}; its sandboxes are instances only, and {aside} keeps it");
                 Table::default()
             }
-            known => known?,
+            read => {
+                let (known, rest) = read?;
+                if let Err(error) = rest {
+                    tracing::error!("{error}; what has changed after that is lost");
+                }
+                known
+            }
         };
         let (mut all, before) = (Table::default(), known.clone());
         for mut one in known.values().cloned() {
@@ -106,7 +112,7 @@ impl Sandboxes {
 /// The functions of which the file in a directory knows sandboxes, and their versions, by their
 /// instances; none if it cannot be read, which [`Sandboxes::load`] says.
 pub fn versions_of_sandboxes(directory: &Path) -> HashMap<u64, (FunctionName, u32)> {
-    let known = known_in(&directory.join(FILE)).unwrap_or_default();
+    let known = known_in(&directory.join(FILE)).map(|(known, _)| known).unwrap_or_default();
     let version = |info: &SandboxInfo| (info.instance, (info.function.clone(), info.version));
     known.values().map(version).collect()
 }
@@ -117,23 +123,27 @@ pub fn versions_of_sandboxes(directory: &Path) -> HashMap<u64, (FunctionName, u3
 /// # Errors
 /// The file is there and cannot be read.
 pub fn functions_of_sandboxes(directory: &Path) -> io::Result<BTreeSet<(FunctionName, u32)>> {
-    let known = known_in(&directory.join(FILE))?;
+    let (known, rest) = known_in(&directory.join(FILE))?;
+    rest?;
     Ok(known.values().map(|info| (info.function.clone(), info.version)).collect())
 }
 
-/// Those that a file knows; none if it is not there. [`io::ErrorKind::InvalidData`]: it is damaged.
-fn known_in(file: &Path) -> io::Result<Table<SandboxInfo>> {
+/// Those that a file knows; none if it is not there. [`io::ErrorKind::InvalidData`]: it is damaged. If only
+/// a change is, those of before it, and what is wrong.
+fn known_in(file: &Path) -> io::Result<(Table<SandboxInfo>, io::Result<()>)> {
     let why =
         |kind, error: &dyn Display| io::Error::new(kind, format!("{}: {error}", file.display()));
     let read = lines(file).map_err(|error| why(error.kind(), &error))?;
-    let Some(Lines { whole, changes }) = read else { return Ok(Table::default()) };
+    let Some(Lines { whole, changes }) = read else { return Ok((Table::default(), Ok(()))) };
     let damaged = |error: serde_json::Error| why(io::ErrorKind::InvalidData, &error);
     let all: Vec<SandboxInfo> = serde_json::from_slice(&whole).map_err(damaged)?;
     let by_name = all.into_iter().map(|info| (info.name.clone(), info));
     let mut known = Table::from(by_name.collect::<BTreeMap<_, _>>());
     for change in changes {
-        let change: Change<_> = serde_json::from_slice(&change).map_err(damaged)?;
-        known.apply(change);
+        match serde_json::from_slice::<Change<_>>(&change) {
+            Ok(change) => known.apply(change),
+            Err(error) => return Ok((known, Err(damaged(error)))),
+        }
     }
-    Ok(known)
+    Ok((known, Ok(())))
 }
