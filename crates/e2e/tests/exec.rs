@@ -459,7 +459,9 @@ fn a_sandbox_that_is_killed_while_it_wakes_ends() {
         ok(&home, &["sandbox", "kill", &name]);
         wait_until("it ends", || daemon.instances("box").is_empty());
         assert_ne!(waking.wait().unwrap().code(), Some(0));
-        assert_eq!(fs::read_dir(home.join("asleep")).unwrap().count(), 0, "its file is left");
+        wait_until("its file is gone", || {
+            fs::read_dir(home.join("asleep")).unwrap().next().is_none()
+        });
     }
     assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
 }

@@ -73,6 +73,17 @@ static void program(size_t room)
     show("program", bytes, got);
 }
 
+/* Waits until the program's side has so many bytes: the host's terminals pass on what they get when
+   they have time for it. */
+static void await_input(int count)
+{
+    int there = 0;
+    while (there < count) {
+        MUST(ioctl(slave, FIONREAD, &there));
+        usleep(1000);
+    }
+}
+
 static void on_alarm(int signal)
 {
     (void)signal;
@@ -291,6 +302,7 @@ int main(void)
     MUST(fcntl(slave, F_SETFL, O_RDWR));
     modes(0, 0, 1, 0);
     type("typed before");
+    await_input(12);
     modes(ICANON | ECHO | ISIG, 0, -1, 0);
     type("\n");
     screen();
