@@ -140,10 +140,10 @@ fn a_program_that_is_killed_leaves_the_terminal_as_it_was() {
 
 /// A job that says when it has the terminal. A shell that starts processes would not do: one that is
 /// stopped while it waits for its vfork(2) hangs, natively, too.
-const JOB: &str = "import signal as s, time\n\
-                   s.signal(s.SIGINT, s.SIG_DFL)\n\
-                   s.signal(s.SIGCONT, lambda *_: print('resumed', flush=True))\n\
-                   print('started', flush=True)\n\
+const JOB: &str = "import os, signal, time\n\
+                   signal.signal(signal.SIGINT, signal.SIG_DFL)\n\
+                   signal.signal(signal.SIGCONT, lambda *_: os.write(1, b'resumed\\n'))\n\
+                   os.write(1, b'started\\n')\n\
                    while True: time.sleep(0.1)";
 
 #[test]

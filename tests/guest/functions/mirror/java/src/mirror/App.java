@@ -75,8 +75,9 @@ public final class App {
         List<String> found = new ArrayList<>();
         for (File file : new File("/proc/self/fd").listFiles()) {
             Object link = failure(() -> Files.readSymbolicLink(file.toPath()).toString().replaceAll("\\d+", "N"));
-            // Closed meanwhile: that of the listing, and what another thread of the JVM had open for a moment.
-            if (!link.toString().startsWith("java."))
+            // Closed meanwhile: that of the listing, and what another thread of the JVM had open for a moment. It
+            // looks at its limits now and then, too.
+            if (!link.toString().startsWith("java.") && !link.toString().startsWith("/sys/fs/cgroup/"))
                 found.add(file.getName() + " " + link);
         }
         found.sort(null);
