@@ -524,6 +524,23 @@ mod tests {
     }
 
     #[test]
+    fn changes_count_up_to_one_that_cannot_be_read() {
+        let place = tempfile::tempdir().unwrap();
+        let records = Records::load(place.path()).unwrap();
+        let first = records.insert(record("a"), 2).unwrap();
+        let token = records.token(&first, Holder::Owner);
+        let file = place.path().join(FILE);
+        let mut text = std::fs::read_to_string(&file).unwrap();
+        let line = text.lines().last().unwrap().replace(&first, "later");
+        text += &format!("{}\n{line}\n", "\0".repeat(20));
+        std::fs::write(&file, text).unwrap();
+        let records = Records::load(place.path()).unwrap();
+        assert_eq!(records.get(&first), Some(record("a")));
+        assert_eq!(records.get("later"), None);
+        assert!(are_equal(&records.token(&first, Holder::Owner), &token));
+    }
+
+    #[test]
     fn an_owner_has_no_more_than_the_key_says() {
         let place = tempfile::tempdir().unwrap();
         let records = Records::load(place.path()).unwrap();
