@@ -150,6 +150,7 @@ fn write(context: &Context, path: &[u8], content: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Sandbox;
     use alloc::string::String;
 
     fn after(hosts: &str) -> String {
@@ -164,6 +165,21 @@ mod tests {
         // Somebody else's.
         let other = "192.0.2.7 web\n10.0.2.15 web\n";
         assert_eq!(after(other), "192.0.2.7 web\n10.0.2.15 box\n");
+    }
+
+    #[test]
+    fn what_a_program_put_in_the_place_of_the_file_is_not_waited_for_nor_kept() {
+        let _sandbox = Sandbox::new();
+        let mut context = Context::current();
+        context.identity.uid = 0;
+        provide(&context, b"web").unwrap();
+        assert_eq!(replace_own_name(&context, b"web", b"box"), Ok(()));
+        assert!(read(&context, HOSTS).unwrap().ends_with(b"10.0.2.15 box\n"));
+        write(&context, HOSTS, &alloc::vec![b'a'; CONTENT_MAX + 1]).unwrap();
+        assert_eq!(replace_own_name(&context, b"box", b"other"), Err(Errno::EFBIG));
+        namespace::remove(&context, &context.root, HOSTS, Removal::File).unwrap();
+        namespace::create(&context, &context.root, HOSTS, NewKind::Fifo, 0o644).unwrap();
+        assert_eq!(replace_own_name(&context, b"box", b"other"), Err(Errno::EINVAL));
     }
 
     #[test]

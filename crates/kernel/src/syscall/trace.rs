@@ -180,3 +180,22 @@ pub fn fatal_fault(frame: &Frame, signal: Signal, code: i32, address: u64) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Sandbox;
+
+    #[test]
+    fn numbers_of_unknown_calls_have_a_bound_and_are_in_no_image() {
+        let _sandbox = Sandbox::new();
+        for number in 0..3 * UNKNOWN_MAX as u64 {
+            count_unknown(1 << 20 | number);
+        }
+        count_unknown(1 << 20);
+        let counts = unknown_calls();
+        assert_eq!((counts.len(), counts[&(1 << 20)]), (UNKNOWN_MAX, 2));
+        kernel().calls.unknown.prepare_freeze();
+        assert!(unknown_calls().is_empty());
+    }
+}
