@@ -3,12 +3,19 @@
 
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
-use thaw_e2e::mirror::{ask, image_of, images, see_the_same};
+use std::path::Path;
+use tempfile::TempDir;
+use thaw_e2e::mirror::{ask, image_of, images, see_the_same, templates};
 use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, repository, run, thaw};
 
 /// Builds the program that says what it sees.
 fn build(home: &Path, name: &str, command: &str, template: &str) -> Outcome {
+    let directory = source_of(name, command, template);
+    run(thaw().env("THAW_HOME", home).arg("build").arg(directory.path()))
+}
+
+/// The directory of that program.
+fn source_of(name: &str, command: &str, template: &str) -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     let source = repository().join("tests/guest/functions/mirror");
     for file in ["app.py", "neighbour.py"] {
@@ -30,7 +37,7 @@ fn build(home: &Path, name: &str, command: &str, template: &str) -> Outcome {
          [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n{template}",
     );
     fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
-    run(thaw().env("THAW_HOME", home).arg("build").arg(directory.path()))
+    directory
 }
 
 const TEMPLATE: &str = "[template]\nfrom = \"python3\"\n";
@@ -75,10 +82,38 @@ fn a_command_sees_what_it_would_see_without_a_template() {
     check_sees_the_same(&home, "command", &format!(r#"["python3", "-c", "{code}", "more"]"#));
 }
 
-/// The templates of a store, by what its directory has.
-fn templates(home: &Path) -> Vec<PathBuf> {
-    let all = fs::read_dir(home.join("store/templates")).expect("a directory");
-    all.map(|entry| entry.expect("an entry").path()).collect()
+/// With `--templates shared`, the second function of a runtime is built from a template that nobody
+/// has named; one that does not fit is built the ordinary way and says why; a program of no such
+/// language is none of it.
+#[test]
+fn functions_that_share_a_runtime_get_a_template() {
+    let home = built_home("templates-unnamed", &[]);
+    let shared = |directory: &Path| {
+        let arguments = ["build", "--templates", "shared"];
+        let built = run(thaw().env("THAW_HOME", &home).args(arguments).arg(directory));
+        assert_eq!(built.code, Some(0), "{}", built.stderr);
+        built.stderr
+    };
+    let first = source_of("first", r#"["python3", "app.py"]"#, "");
+    assert!(!shared(first.path()).contains("runtime template"));
+    assert!(templates(&home).is_empty());
+    build(&home, "ordinary", r#"["python3", "app.py"]"#, "").success();
+    assert!(templates(&home).is_empty(), "nobody has asked for one");
+
+    let second = source_of("second", r#"["python3", "app.py"]"#, "");
+    let said = shared(second.path());
+    assert!(said.contains("shares its runtime with first"), "{said}");
+    assert_eq!(templates(&home).len(), 1);
+    let unfit = source_of("unfit", r#"["python3", "-X", "dev", "app.py"]"#, "");
+    let said = shared(unfit.path());
+    assert!(said.contains("not built from a runtime template"), "{said}");
+    let compiled = shared(&repository().join("examples/hello-c"));
+    assert!(!compiled.contains("template"), "{compiled}");
+
+    let is_whole = |name: &str| image_of(&home, name)["ancestors"] == serde_json::json!([]);
+    assert_eq!(["second", "unfit", "ordinary"].map(is_whole), [false, true, true]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    see_the_same(&daemon, "ordinary", "second");
 }
 
 #[test]

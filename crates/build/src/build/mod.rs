@@ -142,6 +142,8 @@ pub struct BuildOptions {
     pub packages: Packages,
     /// Whether two copies are compared in what they draw.
     pub comparison: Comparison,
+    /// Which functions are built from a runtime template.
+    pub templates: Templates,
     /// Where the function's volumes are; [`build`] knows it.
     pub volumes: Option<VolumeStore>,
     /// The program is ended soon after this is false; an image that is being written is written to its end.
@@ -169,6 +171,16 @@ pub enum Comparison {
     LeftOut,
 }
 
+/// Which functions are built from a runtime template.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Templates {
+    /// Those whose thaw.toml names one.
+    #[default]
+    Named,
+    /// Those, and functions that share their runtime with another one of the store.
+    Shared,
+}
+
 impl Default for BuildOptions {
     fn default() -> Self {
         Self {
@@ -185,6 +197,7 @@ impl Default for BuildOptions {
             activation: Activation::default(),
             packages: Packages::default(),
             comparison: Comparison::default(),
+            templates: Templates::default(),
             volumes: None,
             wanted: None,
         }
@@ -271,6 +284,9 @@ pub fn build(
     let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
     let store = Store::open(&home.store())?;
     let base = image::resolve(home, &store, &mut config, options.trust, on_event)?;
+    if options.templates == Templates::Shared {
+        template::share(&store, &mut config, on_event)?;
+    }
     let mut session = store.session()?;
     let imported = {
         let open = || {

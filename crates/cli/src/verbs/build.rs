@@ -4,7 +4,7 @@ use super::limits::WeakLimitsArgument;
 use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use crate::output;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write, stderr};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use thaw_build::build::{
-    BuildEvent, BuildOptions, Built, Comparison, Packages, Training, Trust, build,
+    BuildEvent, BuildOptions, Built, Comparison, Packages, Templates, Training, Trust, build,
 };
 use thaw_home::config::{CpuBaseline, DomainName, TimeSpan};
 use thaw_home::home::Home;
@@ -40,6 +40,7 @@ use thaw_store::{Activation, Name, parse_label};
     thaw build --tools ~/.cargo --tools ~/.rustup ./my-function\n  \
     thaw build --domain customer-7 ./my-function\n  \
     thaw build --timings examples/hello-python\n  \
+    thaw build --templates shared ./my-function\n  \
     thaw build --no-activate --label next ./my-function && thaw split my-function next --percent 10")]
 pub struct Arguments {
     /// The directory with the function's thaw.toml.
@@ -79,6 +80,10 @@ pub struct Arguments {
     /// (docs/uniqueness.md).
     #[arg(long)]
     no_compare: bool,
+    /// Which functions are built from a runtime template of their language (docs/functions.md): those whose
+    /// thaw.toml names one in [template], or also those that share their runtime with another function.
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "named")]
+    templates: WhichTemplates,
     /// Install the packages of Python and npm anew, also if the same are wanted as in the build before:
     /// of Python the newest versions that the requirements allow.
     #[arg(long)]
@@ -94,6 +99,12 @@ pub struct Arguments {
     quiet: bool,
     #[command(flatten)]
     weak_limits: WeakLimitsArgument,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WhichTemplates {
+    Named,
+    Shared,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -176,6 +187,10 @@ fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
         label: arguments.label.clone(),
         packages: if arguments.fresh_packages { Packages::Fresh } else { Packages::Kept },
         comparison: if arguments.no_compare { Comparison::LeftOut } else { Comparison::Made },
+        templates: match arguments.templates {
+            WhichTemplates::Named => Templates::Named,
+            WhichTemplates::Shared => Templates::Shared,
+        },
         activation: if arguments.no_activate { Activation::Later } else { Activation::Now },
         ..BuildOptions::default()
     })

@@ -22,6 +22,7 @@ mod placeholders;
 mod python;
 mod ruby;
 mod settings;
+mod sharing;
 
 use super::freeze::{ImageOrder, open_ancestor, write_image};
 use super::program::Program;
@@ -30,6 +31,7 @@ use fit::{Unfit, interpreter_environment};
 pub(super) use language::{BOOTSTRAP_NAME, file_name};
 use language::{Language, directory_of_bootstrap};
 use placeholders::Memory;
+pub(super) use sharing::share;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
