@@ -35,5 +35,5 @@ pub use registry::{
     check as check_piece, has as has_piece,
 };
 pub use settings::Settings;
-pub use signature::{SigningKey, VerifyKey};
+pub use signature::{AskPassword, SigningKey, VerifyKey};
 pub use unpack::{Limits, UnpackReport, Unpacked};

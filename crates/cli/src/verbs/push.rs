@@ -4,16 +4,20 @@ use crate::failure::Outcome;
 use crate::output;
 use clap::Args;
 use serde_json::json;
+use std::env;
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use thaw_build::artifact::{self, Pushed};
 use thaw_home::home::Home;
 use thaw_oci::{PushProgress, Reference, SigningKey};
+use zeroize::Zeroizing;
 
 /// How often the line on a terminal is written anew.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// The variable that has the password of a key, as for `cosign`.
+const PASSWORD_VARIABLE: &str = "COSIGN_PASSWORD";
 
 /// Push a frozen function to a registry.
 ///
@@ -33,7 +37,8 @@ pub struct Arguments {
     /// Where it goes, as registry/repository:tag.
     #[arg(value_name = "REFERENCE")]
     reference: Reference,
-    /// Sign it with this private key (ECDSA P-256, PKCS #8 in PEM), as `cosign sign --key` does.
+    /// Sign it with this private key (ECDSA P-256), as `cosign sign --key` does: that of `cosign
+    /// generate-key-pair`, whose password is in $COSIGN_PASSWORD or is asked for, or PKCS #8 in PEM.
     #[arg(long, value_name = "KEY")]
     sign: Option<PathBuf>,
     /// Print JSON.
@@ -44,7 +49,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let Arguments { function, reference, sign, json } = arguments;
     let home = Home::from_environment()?;
-    let key = sign.as_deref().map(SigningKey::read).transpose()?;
+    let key = sign.as_deref().map(|path| SigningKey::read(path, &|| password(path))).transpose()?;
     let mut line = Line { shown: io::stderr().is_terminal(), last: None };
     let show = &mut |progress| line.show(progress);
     let pushed = artifact::push(&home, function, reference, key.as_ref(), show);
@@ -74,6 +79,23 @@ pub fn run(arguments: &Arguments) -> Outcome {
         ))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The password of an encrypted key.
+fn password(key: &Path) -> io::Result<Zeroizing<String>> {
+    if let Some(password) = env::var_os(PASSWORD_VARIABLE) {
+        let password = password.into_string();
+        return password
+            .map(Zeroizing::new)
+            .map_err(|_| io::Error::other("its password is no text"));
+    }
+    let question = format!("Password of {}: ", key.display());
+    let answer = rpassword::prompt_password(question).map(Zeroizing::new);
+    answer.map_err(|error| {
+        io::Error::other(format!(
+            "there is no terminal to ask for its password ({error}); set {PASSWORD_VARIABLE}"
+        ))
+    })
 }
 
 /// A line on a terminal that says how far it is.

@@ -2,16 +2,17 @@
 
 use super::source::Source;
 use crate::error::OciError;
-use crate::signature::{
-    self, PAYLOAD_MAX, SIGNATURE_ANNOTATION, SIMPLE_SIGNING, SigningKey, VerifyKey,
-};
+use crate::signature::simple::{self, SIGNATURE_ANNOTATION, SIMPLE_SIGNING};
+use crate::signature::{PAYLOAD_MAX, SigningKey, VerifyKey, bundle};
 use oci_client::Reference as Named;
-use oci_client::manifest::OCI_IMAGE_MEDIA_TYPE;
-use oci_spec::image::{Descriptor, ImageManifest};
+use oci_client::manifest::{OCI_IMAGE_INDEX_MEDIA_TYPE, OCI_IMAGE_MEDIA_TYPE};
+use oci_spec::image::{Descriptor, ImageIndex, ImageManifest};
 use serde_json::json;
 
-/// Most signatures of a manifest that are looked at.
+/// Most signatures of a manifest that are looked at, of each form.
 const SIGNATURES_MAX: usize = 32;
+/// Longest bundle: besides the signature it may have entries of transparency logs and certificates.
+const BUNDLE_MAX: u64 = 256 << 10;
 const CONFIGURATION: &str = "application/vnd.oci.image.config.v1+json";
 
 /// A signature of a manifest: its document, and the signature in base64.
@@ -21,25 +22,28 @@ struct Signature {
 }
 
 impl Source {
-    /// Makes sure that a key has signed a manifest.
+    /// Makes sure that a key has signed a manifest. A signature that cannot be read does not hide another one.
     ///
     /// # Errors
     /// It has not, or the registry cannot be asked.
     pub async fn check_signature(&self, manifest: &str, key: &VerifyKey) -> Result<(), OciError> {
-        let mut why = "it has no signature";
+        let mut why = "it has no signature".to_owned();
         for signature in self.signatures(manifest).await? {
-            match self.check(&signature, manifest, key).await? {
-                Ok(()) => return Ok(()),
-                Err(reason) => why = reason,
+            match self.check(&signature, manifest, key).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(reason)) => why = format!("of its signature, {reason}"),
+                Err(error) => why = error.to_string(),
             }
         }
-        Err(OciError::Unsigned {
-            image: self.reference.whole(),
-            why: match why {
-                "it has no signature" => why.to_owned(),
-                other => format!("of its signature, {other}"),
-            },
-        })
+        for descriptor in self.bundles(manifest).await? {
+            match self.check_bundle(&descriptor, manifest, key).await {
+                Ok(Some(Ok(()))) => return Ok(()),
+                Ok(Some(Err(reason))) => why = format!("of its signature, {reason}"),
+                Ok(None) => {}
+                Err(error) => why = error.to_string(),
+            }
+        }
+        Err(OciError::Unsigned { image: self.reference.whole(), why })
     }
 
     async fn check(
@@ -50,12 +54,12 @@ impl Source {
     ) -> Result<Result<(), &'static str>, OciError> {
         let what = "the document of a signature";
         let payload = self.small_blob(what, &signature.document, PAYLOAD_MAX).await?;
-        Ok(key.check(&payload, &signature.signature, manifest))
+        Ok(simple::check(key, &payload, &signature.signature, manifest))
     }
 
     /// The signatures of a manifest, the first ones of many.
     async fn signatures(&self, manifest: &str) -> Result<Vec<Signature>, OciError> {
-        let tag = self.tagged(signature::tag_of(manifest));
+        let tag = self.tagged(simple::tag_of(manifest));
         let Some(found) = self.find_document(&tag, &[OCI_IMAGE_MEDIA_TYPE]).await? else {
             return Ok(Vec::new());
         };
@@ -69,11 +73,60 @@ impl Source {
         Ok(parsed.layers().iter().filter_map(of).take(SIGNATURES_MAX).collect())
     }
 
+    /// What refers to a manifest and may be bundles, the first ones of many: those that say so are first.
+    async fn bundles(&self, manifest: &str) -> Result<Vec<Descriptor>, OciError> {
+        let tag = self.tagged(bundle::referrers_tag(manifest));
+        let Some(found) = self.referrers(manifest, &tag, OCI_IMAGE_INDEX_MEDIA_TYPE).await? else {
+            return Ok(Vec::new());
+        };
+        let parsed: ImageIndex = serde_json::from_slice(&found.bytes)
+            .map_err(|error| OciError::document("the index of what refers to the image", error))?;
+        let about = |descriptor: &Descriptor| {
+            let annotations = descriptor.annotations().as_ref()?;
+            Some(annotations.get(bundle::PREDICATE_ANNOTATION)? == bundle::SIGNED)
+        };
+        let mut all = parsed.manifests().clone();
+        all.retain(|descriptor| about(descriptor) != Some(false));
+        all.sort_by_key(|descriptor| about(descriptor).is_none());
+        all.truncate(SIGNATURES_MAX);
+        Ok(all)
+    }
+
+    /// Whether the bundle in a manifest is a key's word for another manifest; `None`: it has no bundle.
+    async fn check_bundle(
+        &self,
+        descriptor: &Descriptor,
+        manifest: &str,
+        key: &VerifyKey,
+    ) -> Result<Option<Result<(), &'static str>>, OciError> {
+        let named = self.with_digest(descriptor.digest().to_string());
+        let Some(found) = self.find_document(&named, &[OCI_IMAGE_MEDIA_TYPE]).await? else {
+            return Ok(None);
+        };
+        let parsed: ImageManifest = serde_json::from_slice(&found.bytes)
+            .map_err(|error| OciError::document("the manifest of a signature", error))?;
+        let is_bundle =
+            |layer: &&Descriptor| layer.media_type().to_string().starts_with(bundle::MEDIA_TYPE);
+        let Some(layer) = parsed.layers().iter().find(is_bundle) else { return Ok(None) };
+        let bytes = self.small_blob("the bundle of a signature", layer, BUNDLE_MAX).await?;
+        Ok(Some(bundle::check(key, &bytes, manifest)))
+    }
+
+    /// The same repository with a digest.
+    fn with_digest(&self, digest: String) -> Named {
+        let (registry, repository) = (self.reference.registry(), self.reference.repository());
+        self.at_host(Named::with_digest(registry.to_owned(), repository.to_owned(), digest))
+    }
+
     /// The same repository with another tag.
     fn tagged(&self, tag: String) -> Named {
         let (registry, repository) = (self.reference.registry(), self.reference.repository());
-        let mut named = Named::with_tag(registry.to_owned(), repository.to_owned(), tag);
-        if self.host != registry {
+        self.at_host(Named::with_tag(registry.to_owned(), repository.to_owned(), tag))
+    }
+
+    /// The same at the mirror that this is, if it is one.
+    fn at_host(&self, mut named: Named) -> Named {
+        if self.host != self.reference.registry() {
             named.set_mirror_registry(self.host.clone());
         }
         named
@@ -94,9 +147,9 @@ impl Source {
             return Err(self.refused(format!("it has {SIGNATURES_MAX} signatures already")));
         }
         let repository = format!("{}/{}", self.reference.registry(), self.reference.repository());
-        let payload = signature::payload(&repository, manifest);
+        let payload = simple::payload(&repository, manifest);
         let signature = key.sign(&payload)?;
-        let digest = signature::payload_digest(&payload);
+        let digest = simple::payload_digest(&payload);
         let layer = json!({ "mediaType": SIMPLE_SIGNING, "digest": digest, "size": payload.len() });
         let document = serde_json::from_value(layer).expect("it is a descriptor");
         self.send(&digest, payload, None).await?;
@@ -106,8 +159,8 @@ impl Source {
 
     async fn put_signatures(&self, manifest: &str, all: &[Signature]) -> Result<(), OciError> {
         let digests: Vec<_> = all.iter().map(|one| one.document.digest().to_string()).collect();
-        let configuration = signature::configuration(&digests);
-        let digest = signature::payload_digest(&configuration);
+        let configuration = simple::configuration(&digests);
+        let digest = simple::payload_digest(&configuration);
         let size = configuration.len();
         self.send(&digest, configuration, None).await?;
         let layers = all.iter().map(|one| {
@@ -124,7 +177,7 @@ impl Source {
             "config": { "mediaType": CONFIGURATION, "digest": digest, "size": size },
             "layers": layers.collect::<Vec<_>>(),
         });
-        let tag = self.tagged(signature::tag_of(manifest));
+        let tag = self.tagged(simple::tag_of(manifest));
         self.put_manifest(&tag, document.to_string().into_bytes()).await
     }
 }

@@ -196,10 +196,48 @@ impl Source {
                 None => Ok(None),
             };
         }
-        let response = self.ask_for_document(reference, accepted).await?;
+        let version = reference.digest().or(reference.tag()).unwrap_or("latest");
+        let url = self.url(reference, "manifests", version);
+        self.find_document_at(&url, reference, accepted).await
+    }
+
+    /// The index of what has a manifest as its `subject`, by the registry's own list (distribution-spec,
+    /// "Listing Referrers"), or of one that has none, by the tag that stands in for it; `None`: there is none.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn referrers(
+        &self,
+        manifest: &str,
+        tag: &oci_client::Reference,
+        accepted: &str,
+    ) -> Result<Option<Document>, OciError> {
+        if self.bucket.is_none() {
+            let url = self.url(tag, "referrers", manifest);
+            if let Some(found) = self.find_document_at(&url, tag, &[accepted]).await? {
+                return Ok(Some(found));
+            }
+        }
+        self.find_document(tag, &[accepted]).await
+    }
+
+    /// What is at an address; `None`: nothing.
+    async fn find_document_at(
+        &self,
+        url: &str,
+        reference: &oci_client::Reference,
+        accepted: &[&str],
+    ) -> Result<Option<Document>, OciError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, accepted.join(", ").parse().expect("media types are plain text"));
+        let response = self.get(reference, url, headers).await.map_err(|error| match error {
+            Asking::Sending(error) => self.refused(self.unreachable(&error)),
+            Asking::Token(error) => self.failed(&error),
+        })?;
         match response.status() {
             StatusCode::OK => {}
-            StatusCode::NOT_FOUND => return Ok(None),
+            // Of a list that an older registry does not know of.
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => return Ok(None),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 return Err(self.refused(self.not_allowed()));
             }
@@ -291,21 +329,6 @@ impl Source {
         let (registry, repository) = (reference.resolve_registry(), reference.repository());
         let namespace = reference.namespace().map(|name| format!("?ns={name}")).unwrap_or_default();
         format!("{}://{registry}/v2/{repository}/{kind}/{name}{namespace}", self.scheme)
-    }
-
-    async fn ask_for_document(
-        &self,
-        reference: &oci_client::Reference,
-        accepted: &[&str],
-    ) -> Result<reqwest::Response, OciError> {
-        let version = reference.digest().or(reference.tag()).unwrap_or("latest");
-        let url = self.url(reference, "manifests", version);
-        let mut headers = HeaderMap::new();
-        headers.insert(ACCEPT, accepted.join(", ").parse().expect("media types are plain text"));
-        self.get(reference, &url, headers).await.map_err(|error| match error {
-            Asking::Sending(error) => self.refused(self.unreachable(&error)),
-            Asking::Token(error) => self.failed(&error),
-        })
     }
 
     /// Asks for something. A registry that lets anybody read is asked for nothing before, which
