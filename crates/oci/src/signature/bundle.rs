@@ -105,7 +105,7 @@ pub(crate) fn referrers_tag(manifest: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{DIGEST, Keys, no_password};
+    use super::super::tests::{DIGEST, Keys, made_by_cosign, no_password};
     use super::super::{SigningKey, to_base64};
     use super::*;
     use serde_json::{Value, json};
@@ -156,6 +156,19 @@ mod tests {
         let signatures = several["dsseEnvelope"]["signatures"].as_array_mut().unwrap();
         (0..SIGNATURES_MAX).for_each(|_| signatures.insert(0, json!({ "sig": "AAAA" })));
         assert_eq!(checked(&key, &several), Err("it is another key's"));
+    }
+
+    #[test]
+    fn a_bundle_of_cosign_is_accepted() {
+        const MANIFEST: &str =
+            "sha256:9509672b26279027200e192b5dd4e55e7658e5a8f2808f632b57e41de48022c3";
+        let key = VerifyKey::read(&made_by_cosign("cosign.pub")).unwrap();
+        let bundle = std::fs::read(made_by_cosign("bundle.json")).unwrap();
+        check(&key, &bundle, MANIFEST).unwrap();
+        assert_eq!(check(&key, &bundle, DIGEST), Err("it is one for something else"));
+        thaw_mutate::survive("bundle", &[&bundle], 2000, |mutated| {
+            let _ = check(&key, mutated, MANIFEST);
+        });
     }
 
     #[test]

@@ -94,3 +94,61 @@ impl Parameters {
             .map_err(|_| "its settings of scrypt make no sense".to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Keys, made_by_cosign, no_password};
+    use super::super::{SigningKey, VerifyKey, to_base64};
+    use super::*;
+    use std::fs;
+
+    fn refused(text: &str, password: &str) -> String {
+        let keys = Keys::new();
+        let path = keys.path("changed.key");
+        fs::write(&path, text).unwrap();
+        let ask = || Ok(Zeroizing::new(password.to_owned()));
+        SigningKey::read(&path, &ask).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_key_of_cosign_is_opened_with_its_password() {
+        let path = made_by_cosign("cosign.key");
+        let key = SigningKey::read(&path, &|| Ok(Zeroizing::new("thaw-test".to_owned()))).unwrap();
+        let signature = key.sign(b"message").unwrap();
+        let public = VerifyKey::read(&made_by_cosign("cosign.pub")).unwrap();
+        public.check(b"message", &signature).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(refused(&text, "another").contains("its password is another one"));
+        let unasked = SigningKey::read(&path, &no_password).unwrap_err().to_string();
+        assert!(unasked.contains("it is encrypted, and nobody is asked"), "{unasked}");
+        let earlier = text.replace("SIGSTORE", "COSIGN");
+        assert!(refused(&earlier, "another").contains("its password is another one"));
+    }
+
+    #[test]
+    fn a_key_that_would_take_all_memory_or_makes_no_sense_is_refused() {
+        let with = |kdf: serde_json::Value, nonce: &str| {
+            let cipher = serde_json::json!({ "name": "nacl/secretbox", "nonce": nonce });
+            let key = serde_json::json!({ "kdf": kdf, "cipher": cipher, "ciphertext": "AAAA" });
+            let body = to_base64(key.to_string().as_bytes());
+            format!("-----BEGIN {0}-----\n{body}\n-----END {0}-----\n", LABELS[0])
+        };
+        let kdf = |n: u64, r: u32, p: u32| {
+            let params = serde_json::json!({ "N": n, "r": r, "p": p });
+            serde_json::json!({ "name": "scrypt", "params": params, "salt": "AAAA" })
+        };
+        let nonce = to_base64(&[0; 24]);
+        for (n, r, p) in [(1 << 40, 8, 1), (1 << 16, u32::MAX, 1), (1 << 14, 8, 1000), (1000, 8, 1)]
+        {
+            assert!(refused(&with(kdf(n, r, p), &nonce), "x").contains("more than 256 MiB"));
+        }
+        assert!(refused(&with(kdf(1 << 14, 0, 1), &nonce), "x").contains("settings of scrypt"));
+        assert!(refused(&with(kdf(1 << 14, 8, 1), "AAAA"), "x").contains("makes no sense"));
+        assert!(refused(&with(kdf(1 << 14, 8, 1), &nonce), "x").contains("another one"));
+        let mut other = kdf(1 << 14, 8, 1);
+        other["name"] = "argon2".into();
+        assert!(refused(&with(other, &nonce), "x").contains("does not know"));
+        let label = LABELS[0];
+        assert!(refused(&format!("-----BEGIN {label}-----\n%\n"), "x").contains("makes no sense"));
+    }
+}

@@ -182,6 +182,11 @@ mod tests {
         Err(io::Error::other("nobody is asked"))
     }
 
+    /// A file that cosign has made.
+    pub(super) fn made_by_cosign(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cosign").join(name)
+    }
+
     pub(super) struct Keys {
         directory: tempfile::TempDir,
     }
