@@ -60,6 +60,11 @@ static void ask(int fd, int type, int flags, const void *body, int len)
                         say("  mtu %u\n", *(unsigned *)RTA_DATA(a));
                     if (a->rta_type == IFLA_ADDRESS)
                         say("  address of %d bytes\n", (int)RTA_PAYLOAD(a));
+                    /* Later versions of Linux have more. */
+                    if (a->rta_type == IFLA_STATS64)
+                        say("  statistics: %d\n", RTA_PAYLOAD(a) >= 24 * sizeof(long));
+                    if (a->rta_type == IFLA_STATS)
+                        say("  statistics of 32 bits: %d\n", RTA_PAYLOAD(a) >= 23 * sizeof(int));
                 }
             } else if (h->nlmsg_type == RTM_NEWADDR) {
                 struct ifaddrmsg *found = NLMSG_DATA(h);
@@ -77,6 +82,19 @@ static void ask(int fd, int type, int flags, const void *body, int len)
             }
         }
     }
+}
+
+/* The lines of a file that begin so, up to a character; later versions of Linux have more behind it. */
+static void show(const char *path, const char *beginning, const char *end)
+{
+    char line[4096];
+    FILE *file = fopen(path, "r");
+    say("%s: %s\n", path, file ? "there" : error_name(errno));
+    while (file && fgets(line, sizeof line, file))
+        if (!strncmp(line, beginning, strlen(beginning)))
+            say("%.*s\n", (int)strcspn(line, end), line);
+    if (file)
+        fclose(file);
 }
 
 int main(void)
@@ -159,6 +177,30 @@ int main(void)
     char text[IF_NAMESIZE] = "";
     IS(if_indextoname(1, text) == text);
     say("%s\n", text);
+
+    PART("files");
+    show("/proc/net/dev", "Inter", "\n");
+    show("/proc/net/dev", " face", "\n");
+    show("/proc/net/snmp", "Ip:", " ");
+    show("/proc/net/snmp", "Tcp: Rto", "\n");
+    show("/proc/net/snmp", "Udp: In", "\n");
+    show("/proc/net/snmp6", "Ip6InReceives", " ");
+    show("/proc/net/netstat", "TcpExt: ", " ");
+    show("/proc/net/netstat", "IpExt: In", "\n");
+    show("/proc/net/sockstat", "RAW", "\n");
+    show("/proc/net/sockstat6", "RAW6", "\n");
+    show("/sys/class/net/lo/address", "", "\n");
+    show("/sys/class/net/lo/broadcast", "", "\n");
+    show("/sys/class/net/lo/carrier", "", "\n");
+    show("/sys/class/net/lo/flags", "", "\n");
+    show("/sys/class/net/lo/ifindex", "", "\n");
+    show("/sys/class/net/lo/iflink", "", "\n");
+    show("/sys/class/net/lo/mtu", "", "\n");
+    show("/sys/class/net/lo/operstate", "", "\n");
+    show("/sys/class/net/lo/tx_queue_len", "", "\n");
+    show("/sys/class/net/lo/type", "", "\n");
+    show("/sys/class/net/lo/uevent", "", "\n");
+    show("/sys/class/net/nosuch/uevent", "", "\n");
 
     PART("ioctl");
     int inet = socket(AF_INET, SOCK_DGRAM, 0);

@@ -2,6 +2,7 @@
 #include "guest.h"
 #include <poll.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -339,5 +340,26 @@ int main(void)
                 after.ru_stime.tv_usec - before.ru_stime.tv_usec;
     IS(used >= 50000);
     IS(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec >= 50000);
+
+    PART("memory of children");
+    enum { SIZE = 50 << 20 };
+    IS(after.ru_maxrss < SIZE >> 10);
+    child = MUST(fork());
+    if (!child) {
+        char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memset(memory, 1, SIZE);
+        _exit(0);
+    }
+    wait4(child, &status, 0, &usage);
+    getrusage(RUSAGE_CHILDREN, &after);
+    IS(usage.ru_maxrss >= SIZE >> 10);
+    IS(after.ru_maxrss == usage.ru_maxrss);
+    child = MUST(fork());
+    if (!child)
+        _exit(0);
+    wait4(child, &status, 0, &usage);
+    getrusage(RUSAGE_CHILDREN, &after);
+    IS(usage.ru_maxrss > 0 && usage.ru_maxrss < SIZE >> 10);
+    IS(after.ru_maxrss >= SIZE >> 10);
     return 0;
 }

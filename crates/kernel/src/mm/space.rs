@@ -700,6 +700,18 @@ impl AddressSpace {
         }
     }
 
+    /// Bytes of areas that may be touched. Which pages are resident is known to the host alone, so these
+    /// count as resident.
+    pub fn resident(&self) -> u64 {
+        let mut bytes = 0;
+        self.for_each_mapping(&mut |view| {
+            if view.vma.prot != 0 {
+                bytes += view.vma.len();
+            }
+        });
+        bytes
+    }
+
     /// Bytes of all areas.
     pub fn total(&self) -> u64 {
         self.state.borrow_mut().vmas.total()

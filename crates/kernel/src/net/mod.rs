@@ -26,6 +26,7 @@ pub mod outside;
 pub mod own_name;
 pub mod pair;
 pub mod ports;
+pub mod proc_counters;
 pub mod proc_files;
 pub mod resolver_files;
 mod route_messages;

@@ -13,7 +13,7 @@ pub fn dev() -> Result<Vec<u8>> {
     let mut text = String::from(
         "Inter-|   Receive                                                |  Transmit\n \
          face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs \
-         drop fifo colls host_process compressed\n",
+         drop fifo colls carrier compressed\n",
     );
     for interface in all() {
         text += &format!("{:>6}: ", interface.name);

@@ -103,12 +103,20 @@ const IFLA_BROADCAST: u16 = 2;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_QDISC: u16 = 6;
+const IFLA_STATS: u16 = 7;
 const IFLA_TXQLEN: u16 = 13;
 const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKMODE: u16 = 17;
+const IFLA_STATS64: u16 = 23;
 const IFLA_GROUP: u16 = 27;
+const IFLA_NUM_TX_QUEUES: u16 = 31;
+const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_CARRIER: u16 = 33;
 const IFLA_ALT_IFNAME: u16 = 53;
+/// Sizes of `struct rtnl_link_stats` and `rtnl_link_stats64` (linux/if_link.h). Nothing is counted: packets
+/// do not exist here.
+const STATS_SIZE: usize = 24 * size_of::<u32>();
+const STATS_64_SIZE: usize = 25 * size_of::<u64>();
 
 fn link(header: &Header, flags: u16, interface: &Interface, port: u32) -> Vec<u8> {
     // struct ifinfomsg
@@ -126,10 +134,14 @@ fn link(header: &Header, flags: u16, interface: &Interface, port: u32) -> Vec<u8
         .attribute(IFLA_LINKMODE, &[0])
         .attribute(IFLA_MTU, &interface.mtu.to_ne_bytes())
         .attribute(IFLA_GROUP, &0u32.to_ne_bytes())
+        .attribute(IFLA_NUM_TX_QUEUES, &1u32.to_ne_bytes())
+        .attribute(IFLA_NUM_RX_QUEUES, &1u32.to_ne_bytes())
         .attribute(IFLA_CARRIER, &[1])
         .attribute(IFLA_QDISC, b"noqueue\0")
         .attribute(IFLA_ADDRESS, &interface.hardware)
         .attribute(IFLA_BROADCAST, &interface.hardware_broadcast)
+        .attribute(IFLA_STATS64, &[0; STATS_64_SIZE])
+        .attribute(IFLA_STATS, &[0; STATS_SIZE])
         .finish()
 }
 

@@ -10,10 +10,10 @@ use crate::fs::inode::{FileType, Inode};
 use crate::fs::inotify;
 use crate::fs::pseudo::{Item, Kind, Place};
 use crate::net::address::{AF_INET, AF_INET6, AF_UNIX};
-use crate::net::proc_files;
 use crate::net::socket_tables::{self, SocketTable};
 use crate::net::tcp::IPPROTO_TCP;
 use crate::net::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
+use crate::net::{proc_counters, proc_files};
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
 
@@ -213,13 +213,15 @@ pub(super) const NET: &[Item] = &[
     file("if_inet6", proc_files::if_inet6),
     file("igmp", proc_files::igmp),
     file("igmp6", proc_files::igmp6),
+    file("netstat", proc_counters::netstat),
     text("protocols", ""),
     text("raw", socket_tables::HEADING_RAW),
     file("route", proc_files::route),
-    text(
-        "sockstat",
-        "sockets: used 0\nTCP: inuse 0 orphan 0 tw 0 alloc 0 mem 0\nUDP: inuse 0 mem 0\n",
-    ),
+    file("snmp", proc_counters::snmp),
+    file("snmp6", proc_counters::snmp6),
+    file("sockstat", proc_counters::sockstat),
+    file("sockstat6", proc_counters::sockstat6),
+    file("softnet_stat", proc_counters::softnet_stat),
     sockets("tcp", |place| table(place, AF_INET, IPPROTO_TCP)),
     sockets("tcp6", |place| table(place, AF_INET6, IPPROTO_TCP)),
     sockets("udp", |place| table(place, AF_INET, IPPROTO_UDP)),

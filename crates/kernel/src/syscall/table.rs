@@ -340,7 +340,11 @@ pub const ENTRIES: &[Entry] = &[
     call!(63, tasks::uname, Full),
     call!(96, tasks::timers::gettimeofday, Full),
     call!(97, tasks::getrlimit, Full),
-    call!(98, tasks::timers::getrusage, Partial("CPU time only")),
+    call!(
+        98,
+        tasks::timers::getrusage,
+        Partial("CPU time and memory; what may be touched counts as memory")
+    ),
     call!(99, tasks::sysinfo, Full),
     call!(100, tasks::timers::times, Full),
     call!(102, tasks::getuid, Full),

@@ -117,6 +117,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     process.timers.disarm_all();
     process.posix_timers.remove_all();
     process.release();
+    process.look_at_resident();
     release_memory(process);
     process.mm().detach();
     process.life.set(Life::Zombie(status));

@@ -310,6 +310,10 @@ pub struct Process {
     pub ended_cpu_ns: AtomicU64,
     /// CPU time of children that have been waited for, in nanoseconds.
     pub children_cpu_ns: AtomicU64,
+    /// Most memory that was resident when somebody looked, and when it ended, in bytes.
+    max_resident: AtomicU64,
+    /// The same of a child that has been waited for, or of a child of that: the largest.
+    children_max_resident: AtomicU64,
     /// What its main thread has left.
     pub remains: KernelCell<Remains>,
 }
@@ -417,6 +421,8 @@ impl Process {
             start_ns: crate::time::clock::boottime_ns(),
             ended_cpu_ns: AtomicU64::new(0),
             children_cpu_ns: AtomicU64::new(0),
+            max_resident: AtomicU64::new(0),
+            children_max_resident: AtomicU64::new(0),
             remains: KernelCell::default(),
         }
     }
@@ -424,6 +430,31 @@ impl Process {
     /// The memory.
     pub fn mm(&self) -> Arc<Space> {
         self.mm.borrow_mut().clone()
+    }
+
+    /// Looks how much memory is resident, and returns the most that ever was when somebody looked, in
+    /// bytes.
+    pub fn look_at_resident(&self) -> u64 {
+        let resident = self.mm().resident();
+        self.max_resident.fetch_max(resident, Relaxed).max(resident)
+    }
+
+    /// Most memory that was resident when somebody looked, in bytes.
+    pub fn max_resident(&self) -> u64 {
+        self.max_resident.load(Relaxed)
+    }
+
+    /// The largest of its children that have been waited for, and of theirs, in bytes.
+    pub fn children_max_resident(&self) -> u64 {
+        self.children_max_resident.load(Relaxed)
+    }
+
+    /// A child has been waited for: what it has used, and its own children, counts for its parent.
+    pub fn add_child(&self, child: &Process) {
+        let cpu_ns = child.cpu_ns() + child.children_cpu_ns.load(Relaxed);
+        self.children_cpu_ns.fetch_add(cpu_ns, Relaxed);
+        let resident = child.max_resident().max(child.children_max_resident());
+        self.children_max_resident.fetch_max(resident, Relaxed);
     }
 
     /// Gives the process other memory (execve(2) of one that shares it).

@@ -96,7 +96,7 @@ impl Usage {
     fn look(&self, runnable: usize) {
         let monotonic_ns = Machine::monotonic_ns().wrapping_add(kernel().clocks.offset());
         self.due_ns.store(monotonic_ns.saturating_add(LOOK_NS), Relaxed);
-        let (now_ns, used_ns) = (boottime_ns(), self.used_ns());
+        let (now_ns, used_ns) = (boottime_ns(), self.cpu_ns());
         self.shares.borrow_mut().advance(now_ns, used_ns, cpus());
         let mut averages = self.averages.borrow_mut();
         let held_ns = held_ns(averages.since_look_ns(now_ns));
@@ -105,7 +105,7 @@ impl Usage {
     }
 
     /// CPU time of all threads that there ever were, in nanoseconds.
-    fn used_ns(&self) -> u64 {
+    pub fn cpu_ns(&self) -> u64 {
         let threads = kernel().tasks.threads.borrow_mut();
         let living: u64 = threads.values().map(|thread| thread.cpu_ns()).sum();
         living + self.ended_cpu_ns.load(Relaxed)

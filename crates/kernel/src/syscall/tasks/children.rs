@@ -1,7 +1,6 @@
 //! wait4(2), waitid(2): hearing of children.
 
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering::Relaxed;
 
 use super::timers::ResourceUsage;
 use crate::args::{Fd, Flags, PidNumber, UserPtr};
@@ -98,8 +97,7 @@ fn wait_for(which: Processes, options: u32) -> Result<Option<(Arc<Process>, News
     if let Some((child, News::Ended(_))) = &found
         && options & WNOWAIT == 0
     {
-        own.children_cpu_ns
-            .fetch_add(child.cpu_ns() + child.children_cpu_ns.load(Relaxed), Relaxed);
+        own.add_child(child);
         exit::forget(child);
     }
     Ok(found)
@@ -118,7 +116,7 @@ pub fn wait4(
     }
     let Some((child, news)) = wait_for(pid.processes()?, options | WEXITED)? else { return Ok(0) };
     status.write_if_some(&news.to_wait_status())?;
-    usage.write_if_some(&ResourceUsage::of_cpu_ns(child.cpu_ns()))?;
+    usage.write_if_some(&ResourceUsage::of_child(&child))?;
     Ok(child.pid.number())
 }
 
@@ -165,5 +163,5 @@ pub fn waitid(
         News::Continued => signal::child_continued(&child),
     };
     info_to.write_if_some(&info.into())?;
-    usage.write_if_some(&ResourceUsage::of_cpu_ns(child.cpu_ns()))
+    usage.write_if_some(&ResourceUsage::of_child(&child))
 }

@@ -7,6 +7,7 @@ use bytemuck::Zeroable;
 use crate::args::{ClockId, Flags, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
+use crate::task::process::Process;
 use crate::task::timers::clock::Clock;
 use crate::task::timers::itimer;
 use crate::task::wait::wait_until;
@@ -152,9 +153,20 @@ pub struct ResourceUsage {
 }
 
 impl ResourceUsage {
-    /// Of an amount of CPU time, all of it the program's own.
-    pub fn of_cpu_ns(ns: u64) -> Self {
-        Self { user: Timeval::from_ns(ns), ..Zeroable::zeroed() }
+    /// CPU time, all of it the program's own, and memory by the same reckoning as `/proc/PID/status`.
+    fn new(cpu_ns: u64, max_resident: u64) -> Self {
+        let user = Timeval::from_ns(cpu_ns);
+        Self { user, max_resident_kib: max_resident / 1024, ..Zeroable::zeroed() }
+    }
+
+    /// Of a child that is waited for.
+    pub fn of_child(child: &Process) -> Self {
+        // One that has only stopped lives.
+        let max_resident = match child.is_zombie() {
+            true => child.max_resident(),
+            false => child.look_at_resident(),
+        };
+        Self::new(child.cpu_ns(), max_resident)
     }
 }
 
@@ -164,16 +176,14 @@ pub fn getrusage(who: i32, to: UserPtr<ResourceUsage>) -> Result<()> {
     const RUSAGE_SELF: i32 = 0;
     const RUSAGE_THREAD: i32 = 1;
     let own = current_process();
-    let mut usage = ResourceUsage::of_cpu_ns(match who {
-        RUSAGE_CHILDREN => own.children_cpu_ns.load(Relaxed),
-        RUSAGE_SELF => own.cpu_ns(),
-        RUSAGE_THREAD => current().cpu_ns(),
+    let usage = match who {
+        RUSAGE_CHILDREN => {
+            ResourceUsage::new(own.children_cpu_ns.load(Relaxed), own.children_max_resident())
+        }
+        RUSAGE_SELF => ResourceUsage::new(own.cpu_ns(), own.look_at_resident()),
+        RUSAGE_THREAD => ResourceUsage::new(current().cpu_ns(), own.look_at_resident()),
         _ => return Err(Errno::EINVAL),
-    });
-    if who != RUSAGE_CHILDREN {
-        // By the same reckoning as /proc/self/status.
-        usage.max_resident_kib = crate::procfs::Totals::of(&own).resident / 1024;
-    }
+    };
     to.write(&usage)
 }
 

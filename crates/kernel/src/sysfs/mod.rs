@@ -1,6 +1,8 @@
 //! `/sys` (sysfs(5)) and the control group file system below it (cgroups(7)),
 //! as much of them as language runtimes read.
 
+mod interfaces;
+
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,6 +13,8 @@ use crate::fs::pseudo::{Directory, Fixed, Generated, Item, Kind, Names, Place};
 use crate::procfs::{cpu_list, cpu_mask};
 use crate::state::kernel;
 use crate::task::sched_attributes::present_cpus;
+
+use interfaces::Interfaces;
 
 /// `SYSFS_MAGIC` and `CGROUP2_SUPER_MAGIC` (statfs(2)).
 const MAGIC: i64 = 0x6265_6572;
@@ -53,7 +57,7 @@ fn list_line() -> Result<Vec<u8>> {
 const ROOT: &[Item] = &[
     directory("block", &[]),
     directory("bus", &[]),
-    directory("class", &[Item { name: "net", kind: Kind::Directory(&[directory("lo", LO)]) }]),
+    directory("class", CLASS),
     directory("dev", &[]),
     directory("devices", &[directory("system", SYSTEM)]),
     directory("fs", &[directory("cgroup", &[])]),
@@ -61,14 +65,10 @@ const ROOT: &[Item] = &[
     directory("module", &[]),
 ];
 
-const LO: &[Item] = &[
-    text("address", "00:00:00:00:00:00\n"),
-    text("flags", "0x9\n"),
-    text("ifindex", "1\n"),
-    text("mtu", "65536\n"),
-    text("operstate", "unknown\n"),
-    text("type", "772\n"),
-];
+const CLASS: &[Item] = &[Item {
+    name: "net",
+    kind: Kind::Made(FileType::Directory, |place| Directory::new(*place, Interfaces)),
+}];
 
 const SYSTEM: &[Item] = &[
     directory(
@@ -249,10 +249,7 @@ const CGROUP: &[Item] = &[
     // A quota in microseconds per period.
     text("cpu.idle", "0\n"),
     file("cpu.max", || Ok(format!("{} 100000\n", cpus() * 100_000).into_bytes())),
-    text(
-        "cpu.stat",
-        "usage_usec 0\nuser_usec 0\nsystem_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n",
-    ),
+    file("cpu.stat", cpu_stat),
     text("cpu.weight", "100\n"),
     text("cpu.weight.nice", "0\n"),
     file("cpuset.cpus", list_line),
@@ -291,6 +288,13 @@ const CGROUP: &[Item] = &[
     text("pids.events", "max 0\n"),
     text("pids.max", "32768\n"),
 ];
+
+/// All CPU time is the program's own.
+fn cpu_stat() -> Result<Vec<u8>> {
+    let used_us = kernel().tasks.usage.cpu_ns() / 1000;
+    let text = format!("usage_usec {used_us}\nuser_usec {used_us}\nsystem_usec 0\n");
+    Ok((text + "nr_periods 0\nnr_throttled 0\nthrottled_usec 0\n").into_bytes())
+}
 
 fn memory_events() -> Result<Vec<u8>> {
     let kills = kernel().tasks.oom_kills.get();
