@@ -59,7 +59,7 @@ type Line = fn(&Interface) -> String;
 const OWN: &[(&str, Line)] = &[
     ("address", |interface| hardware(interface.hardware)),
     ("broadcast", |interface| hardware(interface.hardware_broadcast)),
-    ("flags", |interface| format!("{:#x}", interface.flags)),
+    ("flags", |interface| format!("{:#x}", interface.flags & !STATE_FLAGS)),
     ("ifindex", |interface| interface.index.to_string()),
     ("iflink", |interface| interface.index.to_string()),
     ("mtu", |interface| interface.mtu.to_string()),
@@ -67,6 +67,9 @@ const OWN: &[(&str, Line)] = &[
     ("type", |interface| interface.kind.to_string()),
     ("uevent", |interface| format!("INTERFACE={}\nIFINDEX={}", interface.name, interface.index)),
 ];
+
+/// `IFF_RUNNING`, `IFF_LOWER_UP` and `IFF_DORMANT` (linux/if.h), which are no settings.
+const STATE_FLAGS: u32 = 0x40 | 0x10000 | 0x20000;
 
 fn hardware(address: [u8; 6]) -> String {
     address.map(|byte| format!("{byte:02x}")).join(":")
