@@ -5,7 +5,7 @@ use super::BenchError;
 use super::client::{PATIENCE, eventually, exchange};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use thaw_daemon::daemon::{ServeError, start_pool};
 use thaw_home::clock::monotonic_ns;
@@ -110,7 +110,7 @@ impl Node {
         let _entered = self.runtime.enter();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
-        let gateway = Gateway::new(self.shared.clone(), GatewayConfig::default());
+        let gateway = Gateway::new(self.shared.clone(), Weak::new(), GatewayConfig::default());
         self.runtime.spawn(gateway.listen(listener, own));
         Ok(address)
     }

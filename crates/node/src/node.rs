@@ -30,7 +30,6 @@ use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
 use crate::tenants::Tenants;
 use crate::traces::{TraceSettings, Tracer};
-use crate::triggers::Triggers;
 use asked::Asked;
 use counted::MemoryByState;
 use std::collections::{BTreeSet, HashMap};
@@ -89,8 +88,6 @@ pub struct NodeState {
     secrets: OnceLock<Arc<SecretStore>>,
     /// Where instances sleep.
     asleep_space: OnceLock<Arc<AsleepSpace>>,
-    /// What calls functions without a client that waits.
-    triggers: RwLock<Option<Arc<Triggers>>>,
     /// Where sandboxes connect to.
     egress: Arc<EgressTable>,
     limits: Arc<LimitsTable>,
@@ -162,7 +159,6 @@ impl NodeState {
             left_sandboxes: OnceLock::new(),
             secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
-            triggers: RwLock::default(),
             egress: Arc::default(),
             limits: Arc::default(),
             own_volumes: Arc::default(),
@@ -310,21 +306,6 @@ impl NodeState {
     /// What records traces; `None`: nothing does.
     pub fn tracer(&self) -> Option<&Arc<Tracer>> {
         self.tracer.get()
-    }
-
-    /// Lets clients queue invocations.
-    pub(crate) fn trigger_by(&self, triggers: Arc<Triggers>) {
-        *self.triggers.write().expect("no holder panics") = Some(triggers);
-    }
-
-    /// Lets nobody queue anything more.
-    pub(crate) fn forget_triggers(&self) {
-        *self.triggers.write().expect("no holder panics") = None;
-    }
-
-    /// What calls functions without a client that waits; `None`: nothing does.
-    pub fn triggers(&self) -> Option<Arc<Triggers>> {
-        self.triggers.read().expect("no holder panics").clone()
     }
 
     /// Where instances sleep; `None`: they cannot.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -318,7 +318,7 @@ fn fixture_of(
     shared.install(service.clone());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let gateway = Gateway::new(shared.clone(), GatewayConfig { head_timeout });
+    let gateway = Gateway::new(shared.clone(), Weak::new(), GatewayConfig { head_timeout });
     runtime.spawn(gateway.listen(listener, None));
     Fixture { runtime, shared, launcher, service, address }
 }

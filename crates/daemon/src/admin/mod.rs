@@ -80,12 +80,13 @@ pub use types::{
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use thaw_home::home::Home;
 use thaw_node::catalog::Catalog;
 use thaw_node::history::History;
 use thaw_node::node::NodeState;
 use thaw_node::sandboxes::Sandboxes;
+use thaw_node::triggers::Triggers;
 use tokio::sync::Mutex;
 
 /// What handlers work with.
@@ -93,6 +94,8 @@ use tokio::sync::Mutex;
 pub struct Admin {
     /// The node.
     pub shared: Arc<NodeState>,
+    /// What calls functions without a client that waits, until the daemon ends.
+    pub triggers: Weak<Triggers>,
     /// Its functions.
     pub catalog: Arc<Catalog>,
     /// Where the shared gateway listens.

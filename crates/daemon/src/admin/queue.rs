@@ -49,7 +49,7 @@ impl WhichQuery {
 /// The node's triggers, or the answer that there are none.
 fn triggers(admin: &Admin) -> Result<Arc<Triggers>, Box<Response>> {
     let stopping = || Unavailable("the node is stopping".to_owned());
-    admin.shared.triggers().ok_or_else(|| Box::new(unavailable(&stopping())))
+    admin.triggers.upgrade().ok_or_else(|| Box::new(unavailable(&stopping())))
 }
 
 fn unavailable(why: &Unavailable) -> Response {

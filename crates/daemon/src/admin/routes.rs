@@ -167,7 +167,7 @@ pub(crate) async fn metrics_text(admin: &Admin) -> String {
     let rewinds: Vec<_> =
         services.iter().filter_map(|service| Some((service.name(), rewinds(service)?))).collect();
     admin.shared.metrics().show_rewinds(&rewinds);
-    if let Some(triggers) = admin.shared.triggers()
+    if let Some(triggers) = admin.triggers.upgrade()
         && let Ok(queues) = triggers.queues().await
     {
         admin.shared.metrics().triggers().show(&queues, wall_ms());
@@ -250,7 +250,7 @@ pub(crate) async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, S
     });
     match report.await {
         Ok(Ok(mut tenants)) => {
-            if let Some(triggers) = admin.shared.triggers()
+            if let Some(triggers) = admin.triggers.upgrade()
                 && let Ok(queues) = triggers.bytes_of_tenants().await
             {
                 for tenant in &mut tenants {

@@ -146,7 +146,7 @@ impl Serving {
     /// Ends what goes on in the background. The queue keeps what was being attempted.
     async fn stop_work(&mut self) {
         if let Some(triggers) = self.triggers.take() {
-            triggers.stop(&self.shared).await;
+            triggers.stop().await;
         }
         if let Some((tracer, task)) = self.tracing.take() {
             task.abort();

@@ -71,7 +71,7 @@ impl Serving {
         });
         let triggers =
             Triggers::start(&home.triggers()?, &shared, gateway_address, options.max_instances)?;
-        let gateway = Gateway::new(shared.clone(), options.gateway);
+        let gateway = Gateway::new(shared.clone(), triggers.downgrade(), options.gateway);
         let mut listening = vec![tokio::spawn(gateway.clone().listen(doors.gateway, None))];
         let sandboxes = Sandboxes::load(shared.clone(), home.root()).map_err(|error| {
             ServeError::File { path: home.root().join("sandboxes.json"), error }
@@ -93,6 +93,7 @@ impl Serving {
         let admin = Admin {
             history,
             shared: shared.clone(),
+            triggers: triggers.downgrade(),
             catalog: catalog.clone(),
             gateway: gateway_address,
             sandboxes: sandboxes.clone(),

@@ -14,6 +14,7 @@ use crate::node::NodeState;
 use crate::reactor::{watch, watch_listener};
 use crate::service::Service;
 use crate::socket::{defer_accept, peek, set_nodelay};
+use crate::triggers::Triggers;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -52,6 +53,7 @@ impl Default for GatewayConfig {
 #[derive(Clone)]
 pub struct Gateway {
     shared: Arc<NodeState>,
+    triggers: Weak<Triggers>,
     config: GatewayConfig,
 }
 
@@ -88,14 +90,20 @@ impl Arrival {
 }
 
 impl Gateway {
-    /// A gateway to the functions of a node.
-    pub fn new(shared: Arc<NodeState>, config: GatewayConfig) -> Self {
-        Self { shared, config }
+    /// A gateway to the functions of a node. Clients can queue invocations as long as there are
+    /// triggers.
+    pub fn new(shared: Arc<NodeState>, triggers: Weak<Triggers>, config: GatewayConfig) -> Self {
+        Self { shared, triggers, config }
     }
 
     /// What all functions share.
     pub(super) fn shared(&self) -> &Arc<NodeState> {
         &self.shared
+    }
+
+    /// What calls functions without a client that waits; `None`: nothing does.
+    pub(super) fn triggers(&self) -> Option<Arc<Triggers>> {
+        self.triggers.upgrade()
     }
 
     pub(super) fn config(&self) -> GatewayConfig {

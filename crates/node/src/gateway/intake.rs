@@ -92,7 +92,7 @@ pub(super) async fn take_in(
     }
     let shared = client.gateway.shared();
     let unavailable = || not_queued(service, NotQueued::Full("the node is stopping".to_owned()));
-    let triggers = shared.triggers().ok_or_else(unavailable)?;
+    let triggers = client.gateway.triggers().ok_or_else(unavailable)?;
     let most = most_bytes(config, is_queued).min(body_max.unwrap_or(u64::MAX));
     let mut room = triggers.room(holder(service));
     let patience = service.config().limits.timeout.0.min(BODY_PATIENCE);
@@ -136,7 +136,7 @@ async fn status_of(
     id: InvocationId,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let unavailable = || not_queued(service, NotQueued::Full("the node is stopping".to_owned()));
-    let triggers = client.gateway.shared().triggers().ok_or_else(unavailable)?;
+    let triggers = client.gateway.triggers().ok_or_else(unavailable)?;
     let found = triggers.status(service.name().to_string(), id).await;
     let found = found.map_err(|why| not_queued(service, why.into()))?;
     let (code, body) = match found {

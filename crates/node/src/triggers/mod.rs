@@ -42,7 +42,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle as Thread;
 use thaw_home::clock::wall_ms;
 use tokio::sync::Notify;
@@ -64,16 +64,17 @@ pub struct Triggers {
     rooms: Rooms,
 }
 
-/// What runs for the triggers of a node.
+/// What runs for the triggers of a node. They are gone when this is stopped: all others have only weak
+/// references.
 pub struct Running {
+    triggers: Arc<Triggers>,
     tasks: Vec<JoinHandle<()>>,
     thread: Thread<()>,
 }
 
 impl Triggers {
     /// Opens the queue in a directory, and attempts what is in it through the gateway at this
-    /// address, by so many instances at most as a part of `instances` makes. The node knows it from
-    /// now on.
+    /// address, by so many instances at most as a part of `instances` makes.
     ///
     /// # Errors
     /// The host has no thread. A file that cannot be used is no error: clients who wait are served.
@@ -86,10 +87,10 @@ impl Triggers {
         let (writer, thread) = Writer::start(directory.join(FILE))?;
         let triggers =
             Arc::new(Self { writer, gateway, wake: Notify::new(), rooms: Rooms::default() });
-        node.trigger_by(triggers.clone());
         let attempting = attempts::attempt_all(triggers.clone(), node.clone(), instances);
-        let firing = schedules::fire_all(triggers, node.clone());
-        Ok(Running { tasks: vec![tokio::spawn(attempting), tokio::spawn(firing)], thread })
+        let firing = schedules::fire_all(triggers.clone(), node.clone());
+        let tasks = vec![tokio::spawn(attempting), tokio::spawn(firing)];
+        Ok(Running { triggers, tasks, thread })
     }
 
     /// Room for a body that is read; it takes some when the body comes.
@@ -243,15 +244,20 @@ impl Triggers {
 }
 
 impl Running {
+    /// The triggers, for those who queue invocations.
+    pub fn downgrade(&self) -> Weak<Triggers> {
+        Arc::downgrade(&self.triggers)
+    }
+
     /// Attempts nothing more, and closes the file. What was being attempted is in the queue.
-    pub async fn stop(self, node: &NodeState) {
+    pub async fn stop(self) {
         for task in &self.tasks {
             task.abort();
         }
         for task in self.tasks {
             let _ = task.await;
         }
-        node.forget_triggers();
+        drop(self.triggers);
         // Attempts that are not over keep the thread; the file needs no closing to be whole.
         let thread = Mutex::new(Some(self.thread));
         let joined = tokio::task::spawn_blocking(move || {

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -311,7 +311,7 @@ impl Node {
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let gateway = Gateway::new(shared.clone(), GatewayConfig { head_timeout });
+        let gateway = Gateway::new(shared.clone(), Weak::new(), GatewayConfig { head_timeout });
         runtime.spawn(gateway.clone().listen(listener, None));
         Self { runtime, shared, address, gateway }
     }
