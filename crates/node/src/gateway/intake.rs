@@ -115,7 +115,10 @@ pub(super) async fn take_in(
     let producing = Producing::begin(shared.tracer(), id, service.name().as_str());
     producing.id().write(&mut head.headers);
     let new = invocation(service, (origin, user), head, bytes)?;
-    let queued = triggers.queue(shared, new, room).await.map_err(|why| not_queued(service, why))?;
+    let queued = triggers
+        .queue(client.gateway.services(), new, room)
+        .await
+        .map_err(|why| not_queued(service, why))?;
     producing.finish(queued.id);
     Ok(TakenIn::Queued(answer(queued)))
 }

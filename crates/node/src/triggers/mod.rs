@@ -36,7 +36,7 @@ pub use schedules::ScheduleInfo;
 
 use crate::body_room::{Holder, Room, Rooms};
 use crate::metrics::QueueInfo;
-use crate::node::NodeState;
+use crate::service::Services;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::collections::HashMap;
 use std::io;
@@ -80,15 +80,15 @@ impl Triggers {
     /// The host has no thread. A file that cannot be used is no error: clients who wait are served.
     pub fn start(
         directory: &Path,
-        node: &Arc<NodeState>,
+        services: &Arc<Services>,
         gateway: SocketAddr,
         instances: usize,
     ) -> io::Result<Running> {
         let (writer, thread) = Writer::start(directory.join(FILE))?;
         let triggers =
             Arc::new(Self { writer, gateway, wake: Notify::new(), rooms: Rooms::default() });
-        let attempting = attempts::attempt_all(triggers.clone(), node.clone(), instances);
-        let firing = schedules::fire_all(triggers.clone(), node.clone());
+        let attempting = attempts::attempt_all(triggers.clone(), services.clone(), instances);
+        let firing = schedules::fire_all(triggers.clone(), services.clone());
         let tasks = vec![tokio::spawn(attempting), tokio::spawn(firing)];
         Ok(Running { triggers, tasks, thread })
     }
@@ -105,12 +105,12 @@ impl Triggers {
     /// See [`NotQueued`].
     pub(crate) async fn queue(
         &self,
-        node: &NodeState,
+        services: &Services,
         new: NewInvocation,
         room: Room,
     ) -> Result<Queued, NotQueued> {
         let function = new.function.clone();
-        let queued = match attempts::terms_of(node, &function) {
+        let queued = match attempts::terms_of(services, &function) {
             None => Err(NotQueued::Full(format!("`{function}` is being removed"))),
             Some(terms) => {
                 let now_ms = wall_ms();
@@ -130,7 +130,7 @@ impl Triggers {
             Ok(Queued { is_duplicate: true, .. }) => "duplicate",
             Err(_) => "refused",
         };
-        node.metrics().triggers().queued(&function, outcome);
+        services.shared().metrics().triggers().queued(&function, outcome);
         self.wake.notify_one();
         queued
     }
@@ -190,12 +190,12 @@ impl Triggers {
     /// The file cannot be used, or there is no room for all of them.
     pub async fn retry(
         &self,
-        node: &NodeState,
+        services: &Services,
         function: String,
         which: Which,
     ) -> Result<u64, NotQueued> {
         let gone = || NotQueued::Full(format!("no function is named `{function}`"));
-        let terms = attempts::terms_of(node, &function).ok_or_else(gone)?;
+        let terms = attempts::terms_of(services, &function).ok_or_else(gone)?;
         let now_ms = wall_ms();
         let count =
             self.writer.ask(move |ledger| ledger.retry(&function, which, &terms, now_ms)).await?;
@@ -217,12 +217,12 @@ impl Triggers {
     /// The file cannot be used.
     pub async fn schedules(
         &self,
-        node: &NodeState,
+        services: &Services,
         function: Option<&str>,
     ) -> Result<Vec<ScheduleInfo>, Unavailable> {
         let rows = self.writer.ask(|ledger| ledger.schedules()).await?;
         let now_ms = wall_ms();
-        let wanted: Vec<_> = node
+        let wanted: Vec<_> = services
             .functions()
             .into_iter()
             .filter(|service| function.is_none_or(|name| service.name().as_str() == name))
