@@ -123,7 +123,7 @@ async fn retry(
     if admin.services.route(&name).is_none() {
         return unknown_function(&name);
     }
-    match triggers.retry(&admin.services, name, which).await {
+    match triggers.retry(name, which).await {
         Ok(0) if matches!(which, Which::One(_)) => {
             unknown_invocation(&query.id.map(|id| id.to_string()).unwrap_or_default())
         }
@@ -155,7 +155,7 @@ async fn purge(
 
 async fn all_schedules(State(admin): State<Admin>) -> Response {
     match triggers(&admin) {
-        Ok(triggers) => json_of(triggers.schedules(&admin.services, None).await),
+        Ok(triggers) => json_of(triggers.schedules(None).await),
         Err(answer) => *answer,
     }
 }
@@ -165,7 +165,7 @@ async fn schedules(State(admin): State<Admin>, Path(name): Path<String>) -> Resp
         return unknown_function(&name);
     }
     match triggers(&admin) {
-        Ok(triggers) => json_of(triggers.schedules(&admin.services, Some(&name)).await),
+        Ok(triggers) => json_of(triggers.schedules(Some(&name)).await),
         Err(answer) => *answer,
     }
 }

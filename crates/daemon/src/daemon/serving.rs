@@ -69,8 +69,8 @@ impl Serving {
             let tracer = services.shared().trace_with(settings);
             (tracer.clone(), tokio::spawn(tracer.send_all(services.shared().boots().clone())))
         });
-        let triggers =
-            Triggers::start(&home.triggers()?, &services, gateway_address, options.max_instances)?;
+        let (directory, most) = (home.triggers()?, options.max_instances);
+        let triggers = Triggers::start(&directory, services.clone(), gateway_address, most)?;
         let gateway = Gateway::new(services.clone(), triggers.downgrade(), options.gateway);
         let mut listening = vec![tokio::spawn(gateway.clone().listen(doors.gateway, None))];
         let sandboxes = Sandboxes::load(services.clone(), home.root()).map_err(|error| {

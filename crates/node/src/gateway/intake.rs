@@ -90,7 +90,6 @@ pub(super) async fn take_in(
     if mode != Mode::Structured && !is_queued {
         return Ok(TakenIn::Passed(body.into()));
     }
-    let shared = client.gateway.shared();
     let unavailable = || not_queued(service, NotQueued::Full("the node is stopping".to_owned()));
     let triggers = client.gateway.triggers().ok_or_else(unavailable)?;
     let most = most_bytes(config, is_queued).min(body_max.unwrap_or(u64::MAX));
@@ -112,13 +111,11 @@ pub(super) async fn take_in(
         return Ok(TakenIn::Passed(RequestBody::read(body, bytes.into(), room)));
     }
     let origin = if is_operator(client) { Origin::Operator } else { Origin::Client };
-    let producing = Producing::begin(shared.tracer(), id, service.name().as_str());
+    let tracer = client.gateway.shared().tracer();
+    let producing = Producing::begin(tracer, id, service.name().as_str());
     producing.id().write(&mut head.headers);
     let new = invocation(service, (origin, user), head, bytes)?;
-    let queued = triggers
-        .queue(client.gateway.services(), new, room)
-        .await
-        .map_err(|why| not_queued(service, why))?;
+    let queued = triggers.queue(new, room).await.map_err(|why| not_queued(service, why))?;
     producing.finish(queued.id);
     Ok(TakenIn::Queued(answer(queued)))
 }

@@ -57,6 +57,8 @@ const LISTED_MAX: usize = 1000;
 /// The triggers of a node.
 pub struct Triggers {
     writer: Writer,
+    /// What they call.
+    services: Arc<Services>,
     /// Where attempts are sent.
     gateway: SocketAddr,
     /// There may be something to attempt.
@@ -80,15 +82,15 @@ impl Triggers {
     /// The host has no thread. A file that cannot be used is no error: clients who wait are served.
     pub fn start(
         directory: &Path,
-        services: &Arc<Services>,
+        services: Arc<Services>,
         gateway: SocketAddr,
         instances: usize,
     ) -> io::Result<Running> {
         let (writer, thread) = Writer::start(directory.join(FILE))?;
-        let triggers =
-            Arc::new(Self { writer, gateway, wake: Notify::new(), rooms: Rooms::default() });
-        let attempting = attempts::attempt_all(triggers.clone(), services.clone(), instances);
-        let firing = schedules::fire_all(triggers.clone(), services.clone());
+        let (wake, rooms) = (Notify::new(), Rooms::default());
+        let triggers = Arc::new(Self { writer, services, gateway, wake, rooms });
+        let attempting = attempts::attempt_all(triggers.clone(), instances);
+        let firing = schedules::fire_all(triggers.clone());
         let tasks = vec![tokio::spawn(attempting), tokio::spawn(firing)];
         Ok(Running { triggers, tasks, thread })
     }
@@ -103,14 +105,9 @@ impl Triggers {
     ///
     /// # Errors
     /// See [`NotQueued`].
-    pub(crate) async fn queue(
-        &self,
-        services: &Services,
-        new: NewInvocation,
-        room: Room,
-    ) -> Result<Queued, NotQueued> {
+    pub(crate) async fn queue(&self, new: NewInvocation, room: Room) -> Result<Queued, NotQueued> {
         let function = new.function.clone();
-        let queued = match attempts::terms_of(services, &function) {
+        let queued = match attempts::terms_of(&self.services, &function) {
             None => Err(NotQueued::Full(format!("`{function}` is being removed"))),
             Some(terms) => {
                 let now_ms = wall_ms();
@@ -130,7 +127,7 @@ impl Triggers {
             Ok(Queued { is_duplicate: true, .. }) => "duplicate",
             Err(_) => "refused",
         };
-        services.shared().metrics().triggers().queued(&function, outcome);
+        self.services.shared().metrics().triggers().queued(&function, outcome);
         self.wake.notify_one();
         queued
     }
@@ -188,14 +185,9 @@ impl Triggers {
     ///
     /// # Errors
     /// The file cannot be used, or there is no room for all of them.
-    pub async fn retry(
-        &self,
-        services: &Services,
-        function: String,
-        which: Which,
-    ) -> Result<u64, NotQueued> {
+    pub async fn retry(&self, function: String, which: Which) -> Result<u64, NotQueued> {
         let gone = || NotQueued::Full(format!("no function is named `{function}`"));
-        let terms = attempts::terms_of(services, &function).ok_or_else(gone)?;
+        let terms = attempts::terms_of(&self.services, &function).ok_or_else(gone)?;
         let now_ms = wall_ms();
         let count =
             self.writer.ask(move |ledger| ledger.retry(&function, which, &terms, now_ms)).await?;
@@ -217,12 +209,12 @@ impl Triggers {
     /// The file cannot be used.
     pub async fn schedules(
         &self,
-        services: &Services,
         function: Option<&str>,
     ) -> Result<Vec<ScheduleInfo>, Unavailable> {
         let rows = self.writer.ask(|ledger| ledger.schedules()).await?;
         let now_ms = wall_ms();
-        let wanted: Vec<_> = services
+        let wanted: Vec<_> = self
+            .services
             .functions()
             .into_iter()
             .filter(|service| function.is_none_or(|name| service.name().as_str() == name))

@@ -296,11 +296,11 @@ fn invocation(function: &str, schedule: &Schedule, time_ms: u64) -> NewInvocatio
 }
 
 /// Looks at all schedules of the functions that are served, until the task is dropped.
-pub(super) async fn fire_all(triggers: Arc<Triggers>, services: Arc<Services>) {
+pub(super) async fn fire_all(triggers: Arc<Triggers>) {
     let mut clockwork = Clockwork::default();
     loop {
-        if !services.shared().is_draining() {
-            clockwork = look_at_all(&triggers, &services, clockwork).await;
+        if !triggers.services.shared().is_draining() {
+            clockwork = look_at_all(&triggers, clockwork).await;
         }
         sleep(LOOK).await;
     }
@@ -336,12 +336,8 @@ fn scheduled(services: &Services, clockwork: &mut Clockwork, now_ms: u64) -> Vec
     known
 }
 
-async fn look_at_all(
-    triggers: &Arc<Triggers>,
-    services: &Arc<Services>,
-    mut clockwork: Clockwork,
-) -> Clockwork {
-    let now_ms = wall_ms();
+async fn look_at_all(triggers: &Triggers, mut clockwork: Clockwork) -> Clockwork {
+    let (services, now_ms) = (&triggers.services, wall_ms());
     let known = if clockwork.is_settled(services, now_ms) {
         // Nothing takes long. A thread for each look would keep as many as the node ever had: each
         // has something to do again before it has been idle for long enough to end.
