@@ -122,8 +122,8 @@ pub fn hibernate(
         let single = RigOptions::single(BootKind::Warm);
         let rig_options = RigOptions { isolation: Isolation::Instance, instances, ..single };
         let rig = Rig::start(home, &store, &function, rig_options)?;
-        rig.shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
-        rig.shared.sleep_in(AsleepSpace::at(asleep_in.clone()));
+        rig.services.shared().hibernate_in(SwapSpace::begin(home.swap()?)?);
+        rig.services.shared().sleep_in(AsleepSpace::at(asleep_in.clone()));
         Ok(Subject { rig, request: request.clone() })
     };
     let (first_byte_us, stored, write_ms) = latency(&subject(1)?, options, cold, name, progress)?;

@@ -193,7 +193,8 @@ impl Mix<'_> {
             progress(&format!("thaw: {rank} of {}", self.functions.len()));
             ask(TcpStream::connect(address)?, request)?;
         }
-        let boots = || BootKind::ALL.iter().map(|kind| node.shared.boots().count(*kind)).sum();
+        let boots =
+            || BootKind::ALL.iter().map(|kind| node.services.shared().boots().count(*kind)).sum();
         let booted: u64 = boots();
         let mixed = self.ask_all(Side::Thaw, before, |_| Ok(TcpStream::connect(address)?))?;
         Ok(Mixed { boots: boots() - booted, ..mixed })

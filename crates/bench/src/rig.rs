@@ -5,7 +5,7 @@ use super::BenchError;
 use super::client::{PATIENCE, eventually, exchange};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use thaw_daemon::daemon::{ServeError, start_pool};
 use thaw_home::clock::monotonic_ns;
@@ -18,7 +18,7 @@ use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, WorkingSetUse};
 use thaw_node::logs::{LogLimits, Logs};
 use thaw_node::node::NodeState;
-use thaw_node::service::Service;
+use thaw_node::service::{Service, Services};
 use thaw_node::tenants::Tenants;
 use thaw_sandbox::{PopulatePolicy, WeakLimits, ZygotePool};
 use thaw_store::Store;
@@ -67,7 +67,7 @@ pub(crate) struct Node {
     store: Store,
     logs: Arc<Logs>,
     pub runtime: Runtime,
-    pub shared: Arc<NodeState>,
+    pub services: Arc<Services>,
     pub pool: Arc<ZygotePool>,
 }
 
@@ -83,11 +83,11 @@ impl Node {
         let entered = runtime.enter();
         let pool = start_pool(home, zygotes, WeakLimits::Accept)?;
         // Some of an earlier service may still be ending when the next begins.
-        let shared = NodeState::new(instances as usize + 64);
+        let services = Services::new(NodeState::new(instances as usize + 64));
         let directory = home.logs().map_err(ServeError::from)?;
         let logs = Arc::new(Logs::start(&directory, LogLimits::default())?);
         drop(entered);
-        Ok(Self { store: store.clone(), logs, runtime, shared, pool })
+        Ok(Self { store: store.clone(), logs, runtime, services, pool })
     }
 
     /// Serves a function from now on.
@@ -100,8 +100,8 @@ impl Node {
         let launcher = self.launcher(function, options)?;
         let image = function.image.to_string();
         let service =
-            Service::new(options.config(function), image, launcher.clone(), self.shared.clone());
-        self.shared.install(service.clone());
+            Service::new(options.config(function), image, launcher.clone(), self.services.clone());
+        self.services.install(service.clone());
         Ok((service, launcher))
     }
 
@@ -110,7 +110,7 @@ impl Node {
         let _entered = self.runtime.enter();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
-        let gateway = Gateway::new(self.shared.clone(), GatewayConfig::default());
+        let gateway = Gateway::new(self.services.clone(), Weak::new(), GatewayConfig::default());
         self.runtime.spawn(gateway.listen(listener, own));
         Ok(address)
     }
@@ -144,19 +144,19 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        for service in self.shared.services() {
+        for service in self.services.services() {
             service.kill_all();
         }
-        self.runtime.block_on(self.shared.drain(DRAIN));
+        self.runtime.block_on(self.services.drain(DRAIN));
         // Services and the node refer to each other.
-        self.shared.forget_all();
+        self.services.forget_all();
     }
 }
 
 /// A node of one function.
 pub(crate) struct Rig {
     node: Node,
-    pub shared: Arc<NodeState>,
+    pub services: Arc<Services>,
     pub pool: Arc<ZygotePool>,
     pub service: Arc<Service>,
     pub launcher: Arc<SandboxLauncher>,
@@ -175,8 +175,8 @@ impl Rig {
         let (service, launcher) = node.serve(function, options)?;
         let handover = options.connections == Connections::Handover;
         let address = node.listen(handover.then(|| service.name().to_string()))?;
-        let (shared, pool) = (node.shared.clone(), node.pool.clone());
-        Ok(Self { node, shared, pool, service, launcher, address })
+        let (services, pool) = (node.services.clone(), node.pool.clone());
+        Ok(Self { node, services, pool, service, launcher, address })
     }
 
     /// Serves the function under other rules from now on; instances of before
@@ -186,8 +186,8 @@ impl Rig {
         config.isolation = isolation;
         let image = self.service.image().to_owned();
         let launcher = self.service.launcher();
-        self.service = Service::new(config, image, launcher, self.shared.clone());
-        self.shared.install(self.service.clone());
+        self.service = Service::new(config, image, launcher, self.services.clone());
+        self.services.install(self.service.clone());
     }
 
     /// One boot of this kind, begun when the system is at rest.
@@ -196,7 +196,7 @@ impl Rig {
         self.pool.wait_full().map_err(ServeError::from)?;
         let asked_ns = monotonic_ns();
         let (local, _) = exchange(self.address, request)?;
-        let boot = || self.shared.boots().by_peer(local, asked_ns);
+        let boot = || self.services.shared().boots().by_peer(local, asked_ns);
         let has_answered = || boot().filter(|boot| boot.phases.first_byte.is_some());
         let boot = eventually(has_answered).or_else(boot);
         let boot = boot.ok_or(BenchError::NoPhase("its boot"))?;

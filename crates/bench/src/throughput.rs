@@ -143,7 +143,7 @@ pub struct BootCounts {
 
 impl BootCounts {
     fn now(rig: &Rig) -> Self {
-        let of = |kind| rig.shared.boots().count(kind);
+        let of = |kind| rig.services.shared().boots().count(kind);
         Self {
             cold: of(BootKind::Cold),
             warm: of(BootKind::Warm),

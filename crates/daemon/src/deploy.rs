@@ -10,7 +10,7 @@ use thaw_home::config::{EntryKind, FunctionName};
 use thaw_home::function::{BuiltFunction, FunctionError, StoredFunction};
 use thaw_node::catalog::Catalog;
 use thaw_node::health::Requests;
-use thaw_node::node::NodeState;
+use thaw_node::service::Services;
 use thaw_store::{
     FunctionRecord, HeaderRule, Name, RolledBack, Share, Store, StoreError, Version, VersionError,
 };
@@ -205,8 +205,8 @@ impl Deployment {
     }
 
     /// The same with what a daemon knows.
-    pub fn with_live(mut self, shared: &NodeState) -> Self {
-        let Some(served) = shared.served(&self.function) else { return self };
+    pub fn with_live(mut self, services: &Services) -> Self {
+        let Some(served) = services.served(&self.function) else { return self };
         for service in served.services() {
             let info = self.versions.iter_mut().find(|info| info.number == service.version());
             if let Some(info) = info {
@@ -215,7 +215,7 @@ impl Deployment {
             }
         }
         // A version that gets no requests may have sandboxes.
-        for service in shared.versions_of(&self.function) {
+        for service in services.versions_of(&self.function) {
             let info = self.versions.iter_mut().find(|info| info.number == service.version());
             if let Some(info) = info {
                 *info.instances.get_or_insert_default() += service.instance_count();
@@ -248,15 +248,14 @@ impl VersionInfo {
 /// `on_change` is called after each.
 pub(crate) async fn take_out_failing(
     catalog: Arc<Catalog>,
-    shared: Arc<NodeState>,
     on_change: impl Fn() + Send + Sync + 'static,
 ) {
     let on_change = Arc::new(on_change);
     loop {
-        let (function, version, reason) = shared.failures().next().await;
-        let (catalog, shared, on_change) = (catalog.clone(), shared.clone(), on_change.clone());
+        let (function, version, reason) = catalog.node().failures().next().await;
+        let (catalog, on_change) = (catalog.clone(), on_change.clone());
         let taken = tokio::task::spawn_blocking(move || {
-            take_out(&catalog, &shared, &function, version, &reason, &*on_change);
+            take_out(&catalog, &function, version, &reason, &*on_change);
         });
         if let Err(error) = taken.await {
             tracing::error!("a version that fails could not be taken out of service: {error}");
@@ -266,7 +265,6 @@ pub(crate) async fn take_out_failing(
 
 fn take_out(
     catalog: &Arc<Catalog>,
-    shared: &NodeState,
     function: &FunctionName,
     version: u32,
     reason: &str,
@@ -274,7 +272,7 @@ fn take_out(
 ) {
     match take_out_of_store(catalog.store(), function, version, reason) {
         Ok(Taken::Out { to }) => {
-            shared.metrics().rolled_back(function);
+            catalog.node().metrics().rolled_back(function);
             tracing::warn!(%function, version, "took the version out of service, and version {to} gets its requests: {reason}");
         }
         // It is served still because the daemon could not read what it should serve.
@@ -285,23 +283,23 @@ fn take_out(
         }
         Err(error) => {
             tracing::error!(%function, version, "{reason}; the version could not be taken out of service, which is tried again: {error}");
-            return report_again(shared, function, version);
+            return report_again(catalog.services(), function, version);
         }
     }
     match catalog.reload() {
         Ok(_) => on_change(),
         Err(error) => {
             tracing::error!("cannot reload: {error}");
-            report_again(shared, function, version);
+            report_again(catalog.services(), function, version);
         }
     }
 }
 
 /// Has a version that could not be taken out of service reported again.
-fn report_again(shared: &NodeState, function: &FunctionName, version: u32) {
-    let served = shared.served(function.as_str());
-    let services = served.iter().flat_map(|served| served.services());
-    services.filter(|service| service.version() == version).for_each(|it| it.report_again());
+fn report_again(services: &Services, function: &FunctionName, version: u32) {
+    let served = services.served(function.as_str());
+    let versions = served.iter().flat_map(|served| served.services());
+    versions.filter(|service| service.version() == version).for_each(|it| it.report_again());
 }
 
 /// What became of a version that fails.

@@ -10,7 +10,6 @@ use thaw_abi::remote;
 use thaw_home::config::FunctionConfig;
 use thaw_home::volumes::VolumeStore;
 use thaw_node::catalog::{Catalog, OpenedCheckpoint};
-use thaw_node::node::NodeState;
 use thaw_node::remote::egress::ClientEgress;
 use thaw_node::remote::exec::{Attached, Exec, ExecProblem};
 use thaw_node::remote::files::{FileProblem, FileSession};
@@ -20,7 +19,7 @@ use thaw_node::remote::untree::unpack;
 use thaw_node::remote::{ExecRequest, ExecState, LimitsChange, Next, SandboxVolume};
 use thaw_node::sandboxes::registry::SandboxProblem;
 use thaw_node::sandboxes::{self, NewSandbox, OnTimeout, Sandboxes};
-use thaw_node::service::{REST_PATIENCE, Service, VolumeFiles};
+use thaw_node::service::{REST_PATIENCE, Service, Services, VolumeFiles};
 use thaw_node::usage::measure_instance;
 use thaw_sandbox::SignalTo;
 use thaw_store::Name;
@@ -58,7 +57,7 @@ fn store_name(name: &str) -> Outcome<Name> {
 /// The sandboxes of a node.
 pub struct NodeBackend {
     catalog: Arc<Catalog>,
-    node: Arc<NodeState>,
+    services: Arc<Services>,
     sandboxes: Arc<Sandboxes>,
     /// By instance and number of the process.
     wanted: Mutex<Remembered>,
@@ -67,11 +66,11 @@ pub struct NodeBackend {
 impl NodeBackend {
     /// Those of this node.
     pub fn new(
-        node: Arc<NodeState>,
+        services: Arc<Services>,
         sandboxes: Arc<Sandboxes>,
         catalog: Arc<Catalog>,
     ) -> Arc<Self> {
-        Arc::new(Self { catalog, node, sandboxes, wanted: Mutex::default() })
+        Arc::new(Self { catalog, services, sandboxes, wanted: Mutex::default() })
     }
 
     /// Makes a sandbox of a snapshot.
@@ -108,7 +107,7 @@ impl NodeBackend {
 
     /// The service of a function that a template means.
     fn function(&self, name: &str) -> Outcome<Arc<Service>> {
-        self.node.route(name).ok_or_else(|| {
+        self.services.route(name).ok_or_else(|| {
             Problem::new(
                 Kind::NotFound,
                 format!(
@@ -138,7 +137,7 @@ impl NodeBackend {
     /// The instance of a sandbox, and its service.
     fn instance(&self, id: &str) -> Outcome<(u64, Arc<Service>)> {
         let info = self.sandboxes.find(id).map_err(problem)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.services.service_of(info.instance);
         Ok((info.instance, service.ok_or_else(|| Problem::gone(id))?))
     }
 
@@ -150,7 +149,7 @@ impl NodeBackend {
     }
 
     fn view(&self, info: sandboxes::SandboxInfo) -> Option<Sandbox> {
-        let service = self.node.service_of(info.instance)?;
+        let service = self.services.service_of(info.instance)?;
         let (config, limits) = (service.config(), service.limits_of(info.instance));
         Some(Sandbox {
             id: info.name,
@@ -169,7 +168,7 @@ impl NodeBackend {
     /// Remembers what was asked for, and forgets processes that have ended.
     fn remember(&self, instance: u64, exec: &Exec, wanted: WantedProcess) {
         let still_runs = |(instance, number): (u64, u64)| {
-            let service = self.node.service_of(instance);
+            let service = self.services.service_of(instance);
             let exec = service.and_then(|service| service.execs_of(instance)?.find(number));
             exec.is_some_and(|exec| !exec.state().is_final())
         };
@@ -325,13 +324,13 @@ impl Backend for NodeBackend {
     }
 
     fn volumes(&self) -> Outcome<VolumeStore> {
-        self.node.volumes().map_err(|why| Problem::new(Kind::Busy, why))
+        self.services.shared().volumes().map_err(|why| Problem::new(Kind::Busy, why))
     }
 
     fn has_volume(&self, name: &Name) -> bool {
         // What has ended may not be forgotten yet.
-        let users = self.node.own_volumes().users_of(name);
-        users.into_iter().any(|id| self.node.may_have_instance(id))
+        let users = self.services.shared().own_volumes().users_of(name);
+        users.into_iter().any(|id| self.services.may_have_instance(id))
     }
 
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {
@@ -377,7 +376,7 @@ impl Backend for NodeBackend {
     fn count<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Option<Count>>> {
         Box::pin(async move {
             let info = self.sandboxes.find(id).map_err(problem)?;
-            let service = self.node.service_of(info.instance);
+            let service = self.services.service_of(info.instance);
             match service.filter(|_| info.is_awake()) {
                 Some(service) => Ok(count(&service, info.instance).await),
                 None => Ok(None),

@@ -5,8 +5,8 @@ use crate::catalog::Catalog;
 use crate::edge::Addresses;
 use crate::gateway::{attend_inherited, join_inherited};
 use crate::instance::{Client, ConnectionNote, Inherited, InstanceNote, JoinedOrphan, Way};
-use crate::node::{NodeState, Served};
-use crate::service::Service;
+use crate::node::NodeState;
+use crate::service::{Served, Service};
 use crate::tenants::{Lease, Tenant};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -189,11 +189,10 @@ fn log_end(node: &NodeState, note: &InstanceNote, why: &str) {
 /// The version of its function that an instance is of: one that is served, or for a sandbox one that
 /// is not any more. Why there is none.
 fn version_with(catalog: &Arc<Catalog>, note: &InstanceNote) -> Result<Arc<Service>, String> {
-    let node = catalog.node();
-    let served = node.served(note.function.as_str());
+    let served = catalog.services().served(note.function.as_str());
     let served: Vec<Arc<Service>> = served.iter().flat_map(Served::services).cloned().collect();
     let of_image = |service: &&Arc<Service>| service.image() == note.image;
-    let Some(number) = node.version_of_left(&note.function, note.id) else {
+    let Some(number) = catalog.node().version_of_left(&note.function, note.id) else {
         return served.iter().find(of_image).cloned().ok_or_else(|| match served.is_empty() {
             true => "its function is served no longer".to_owned(),
             false => "it is of an older image".to_owned(),

@@ -1,18 +1,11 @@
-//! The node: all functions that are served here, and what they share.
+//! The node: what all functions that are served here share.
 
-mod asked;
 mod counted;
-mod cpu_time;
 mod departures;
 mod ending;
 mod left_asleep;
 mod left_execs;
-mod rollout;
 mod room;
-mod routing;
-
-pub use cpu_time::watch_cpu_time;
-pub use rollout::{Served, ShareOf};
 
 use crate::admission::Admission;
 use crate::asleep::{AsleepSpace, Left};
@@ -26,19 +19,17 @@ use crate::pulls::Pulls;
 use crate::remote::egress::EgressTable;
 use crate::remote::limits::LimitsTable;
 use crate::remote::volumes::VolumesTable;
-use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
 use crate::tenants::Tenants;
 use crate::traces::{TraceSettings, Tracer};
-use crate::triggers::Triggers;
-use asked::Asked;
 use counted::MemoryByState;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use thaw_home::config::FunctionName;
 use thaw_home::secrets::SecretStore;
+use thaw_home::volumes::VolumeStore;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Most liveness probes that are under way at a time on a node.
@@ -79,18 +70,12 @@ pub struct NodeState {
     left_execs: left_execs::LeftExecs,
     /// Numbers of instances that are gone, of which others have to be told.
     departures: Mutex<Vec<u64>>,
-    /// Those that were asked to give up their memory.
-    relieved: Mutex<Asked>,
-    /// Those that were asked to fall asleep.
-    sent_to_sleep: Mutex<Asked>,
     /// Which instances of earlier daemons are sandboxes, of which functions and which versions of them.
     left_sandboxes: OnceLock<HashMap<u64, (FunctionName, u32)>>,
     /// Where secrets of functions are.
     secrets: OnceLock<Arc<SecretStore>>,
     /// Where instances sleep.
     asleep_space: OnceLock<Arc<AsleepSpace>>,
-    /// What calls functions without a client that waits.
-    triggers: RwLock<Option<Arc<Triggers>>>,
     /// Where sandboxes connect to.
     egress: Arc<EgressTable>,
     limits: Arc<LimitsTable>,
@@ -102,9 +87,6 @@ pub struct NodeState {
     memory: MemoryByState,
     /// Records traces, if somebody wants them.
     tracer: OnceLock<Arc<Tracer>>,
-    services: RwLock<HashMap<FunctionName, Served>>,
-    /// Replaced or removed services whose last instances still work.
-    retired: Mutex<Vec<Arc<Service>>>,
 }
 
 /// Each daemon has so many bits of numbers for connections.
@@ -123,7 +105,7 @@ impl NodeState {
         &self.memory
     }
 
-    /// A node without functions that runs at most `instances` instances.
+    /// A node that runs at most `instances` instances.
     pub fn new(instances: usize) -> Arc<Self> {
         Self::admitting(instances, Admission::new(instances))
     }
@@ -157,20 +139,15 @@ impl NodeState {
             left_asleep: Mutex::default(),
             left_execs: left_execs::LeftExecs::default(),
             departures: Mutex::default(),
-            relieved: Mutex::default(),
-            sent_to_sleep: Mutex::default(),
             left_sandboxes: OnceLock::new(),
             secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
-            triggers: RwLock::default(),
             egress: Arc::default(),
             limits: Arc::default(),
             own_volumes: Arc::default(),
             pulls: Pulls::default(),
             memory: MemoryByState::default(),
             tracer: OnceLock::new(),
-            services: RwLock::default(),
-            retired: Mutex::default(),
         })
     }
 
@@ -301,6 +278,15 @@ impl NodeState {
         self.secrets.get()
     }
 
+    /// The volumes of its home.
+    ///
+    /// # Errors
+    /// One sentence: it is no daemon's.
+    pub fn volumes(&self) -> Result<VolumeStore, String> {
+        let secrets = self.secrets().ok_or("only a daemon has volumes")?;
+        Ok(secrets.volumes())
+    }
+
     /// Records traces from now on. The first recorder stays.
     pub fn trace_with(&self, settings: TraceSettings) -> Arc<Tracer> {
         let tracer = || Tracer::new(settings, self.metrics.traces().clone());
@@ -312,35 +298,16 @@ impl NodeState {
         self.tracer.get()
     }
 
-    /// Lets clients queue invocations.
-    pub(crate) fn trigger_by(&self, triggers: Arc<Triggers>) {
-        *self.triggers.write().expect("no holder panics") = Some(triggers);
-    }
-
-    /// Lets nobody queue anything more.
-    pub(crate) fn forget_triggers(&self) {
-        *self.triggers.write().expect("no holder panics") = None;
-    }
-
-    /// What calls functions without a client that waits; `None`: nothing does.
-    pub fn triggers(&self) -> Option<Arc<Triggers>> {
-        self.triggers.read().expect("no holder panics").clone()
-    }
-
     /// Where instances sleep; `None`: they cannot.
     pub(crate) fn asleep_space(&self) -> Option<&Arc<AsleepSpace>> {
         self.asleep_space.get()
     }
 
     /// Forgets the crashes of versions that are not served any more.
-    pub(crate) fn forget_crashes_of_others(&self, name: &FunctionName, served: &[u32]) {
+    pub(crate) fn forget_crashes_of_others(&self, name: &str, served: &[u32]) {
         let mut crashes = self.crashes.lock().expect("no holder panics");
-        crashes.retain(|(function, version), _| function != name || served.contains(version));
-    }
-
-    /// All live instances.
-    pub fn instances(&self) -> Vec<InstanceInfo> {
-        self.everything().iter().flat_map(|service| service.instances()).collect()
+        crashes
+            .retain(|(function, version), _| function.as_str() != name || served.contains(version));
     }
 
     /// A place among the liveness probes of the node; `None`: all are taken.

@@ -6,7 +6,7 @@
 //! little left besides: of the host's memory, or of what the daemon's control groups may have. As
 //! long as both hold, the instances that have been idle longest give up theirs, one after the other.
 
-use crate::node::NodeState;
+use crate::service::Services;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const TOO_LITTLE: u64 = 10;
 /// Instances that are asked at a time: the next look shows whether that was enough.
 const AT_A_TIME: usize = 4;
 /// Watches the host's memory for as long as the node lives.
-pub async fn watch_pressure(node: Arc<NodeState>) {
+pub async fn watch_pressure(services: Arc<Services>) {
     if let Err(error) = memory_pressure()
         && thaw_home::debug::is_memory_short().is_none()
     {
@@ -41,7 +41,7 @@ pub async fn watch_pressure(node: Arc<NodeState>) {
     loop {
         sleep(LOOK_EVERY).await;
         if thaw_home::debug::is_memory_short().unwrap_or_else(is_short) {
-            relieve(&node);
+            relieve(&services);
         }
     }
 }
@@ -52,13 +52,13 @@ fn is_short() -> bool {
 }
 
 /// Hibernates idle instances; if all are, puts them to sleep. One that can do neither ends.
-fn relieve(node: &NodeState) {
-    let asked = node.hibernate_idlest(AT_A_TIME);
+fn relieve(services: &Services) {
+    let asked = services.hibernate_idlest(AT_A_TIME);
     if asked > 0 {
         tracing::info!(instances = asked, "memory is short: hibernating idle instances");
         return;
     }
-    let asked = node.put_idlest_to_sleep(AT_A_TIME);
+    let asked = services.put_idlest_to_sleep(AT_A_TIME);
     if asked > 0 {
         tracing::info!(instances = asked, "memory is short: putting hibernated instances to sleep");
     }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use thaw_node::instance::{
 };
 use thaw_node::node::NodeState;
 use thaw_node::remote::RemoteChannel;
-use thaw_node::service::{InstanceInfo, Service};
+use thaw_node::service::{InstanceInfo, Service, Services};
 use thaw_sandbox::{BootTimes, GuestExit};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -288,6 +288,7 @@ fn write_all(socket: &mut TcpStream, mut bytes: &[u8]) {
 struct Fixture {
     runtime: Runtime,
     shared: Arc<NodeState>,
+    services: Arc<Services>,
     launcher: Arc<FakeLauncher>,
     service: Arc<Service>,
     address: SocketAddr,
@@ -313,14 +314,15 @@ fn fixture_of(
     );
     let config = FunctionConfig::parse("thaw.toml".as_ref(), &text).unwrap();
     let shared = NodeState::new(instances);
+    let services = Services::new(shared.clone());
     let launcher = FakeLauncher::new(behaviour);
-    let service = Service::new(config, "image".into(), launcher.clone(), shared.clone());
-    shared.install(service.clone());
+    let service = Service::new(config, "image".into(), launcher.clone(), services.clone());
+    services.install(service.clone());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let gateway = Gateway::new(shared.clone(), GatewayConfig { head_timeout });
+    let gateway = Gateway::new(services.clone(), Weak::new(), GatewayConfig { head_timeout });
     runtime.spawn(gateway.listen(listener, None));
-    Fixture { runtime, shared, launcher, service, address }
+    Fixture { runtime, shared, services, launcher, service, address }
 }
 
 impl Fixture {
@@ -697,8 +699,8 @@ fn a_full_node_ends_an_idle_instance_to_make_room() {
     let text = "name = \"g\"\ncommand = [\"x\"]\nport = 80\nrootfs = \"./r\"\n";
     let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
     let launcher = FakeLauncher::new(Behaviour::Answer);
-    let other = Service::new(config, "image".into(), launcher, fixture.shared.clone());
-    fixture.shared.install(other);
+    let other = Service::new(config, "image".into(), launcher, fixture.services.clone());
+    fixture.services.install(other);
     assert_eq!(fixture.get("/").status, 200);
     fixture.eventually(|| fixture.service.instances().first().is_some_and(|i| i.connections == 0));
     let response = fixture.exchange(b"GET / HTTP/1.1\r\nHost: g\r\n\r\n");
@@ -744,8 +746,8 @@ fn a_draining_node_answers_503_and_finishes_its_work() {
     let mut hanging = fixture.connect();
     hanging.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
     fixture.eventually(|| fixture.service.instance_count() == 1);
-    let shared = fixture.shared.clone();
-    fixture.runtime.spawn(async move { shared.drain(Duration::from_millis(200)).await });
+    let services = fixture.services.clone();
+    fixture.runtime.spawn(async move { services.drain(Duration::from_millis(200)).await });
     fixture.eventually(|| fixture.shared.is_draining());
     for response in fixture.get_both("/") {
         assert_eq!((response.status, response.error().as_str()), (503, "unavailable"));
@@ -763,8 +765,8 @@ fn a_replaced_function_serves_its_new_version() {
     let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
     let launcher = FakeLauncher::new(Behaviour::Answer);
     launcher.launched.store(10, Ordering::SeqCst);
-    let newer = Service::new(config, "newer".into(), launcher, fixture.shared.clone());
-    fixture.shared.install(newer);
+    let newer = Service::new(config, "newer".into(), launcher, fixture.services.clone());
+    fixture.services.install(newer);
     assert_eq!(fixture.get("/").body, "instance 11 /");
     fixture.eventually(|| fixture.service.instance_count() == 0);
 }

@@ -26,7 +26,7 @@ fn keys(limits: &str) -> String {
 }
 
 fn count(node: &Node, function: &str) -> usize {
-    let instances = node.shared.instances();
+    let instances = node.services.instances();
     instances.iter().filter(|one| one.function.as_str() == function).count()
 }
 
@@ -84,7 +84,7 @@ fn idle_that(
     for mut wire in wires {
         assert_eq!(wire.response().unwrap().status, 200);
     }
-    eventually(|| node.shared.instances().iter().all(|one| one.connections == 0));
+    eventually(|| node.services.instances().iter().all(|one| one.connections == 0));
     threads
 }
 
@@ -201,11 +201,11 @@ fn sandboxes_wait_for_the_grace_of_idle_instances_no_longer() {
         }
         eventually(|| signals(&threads).len() == 1);
         let home = tempfile::tempdir().unwrap();
-        let sandboxes = Sandboxes::load(node.shared.clone(), home.path()).unwrap();
+        let sandboxes = Sandboxes::load(node.services.clone(), home.path()).unwrap();
         let new = NewSandbox { function: "box".to_owned(), ..NewSandbox::default() };
         // It waits for 10 s at most.
         node.runtime.block_on(sandboxes.create(new)).unwrap();
-        assert_eq!((signals(&threads).len(), node.shared.instances().len()), (1, 1));
+        assert_eq!((signals(&threads).len(), node.services.instances().len()), (1, 1));
     }
 }
 

@@ -4,42 +4,43 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the lowest to the highest. Modules in one row use each other in a circle still: a row
-/// gets shorter, and no row is added that has more than one.
-const ORDER: &[&[&str]] = &[
-    &["socket"],
-    &["reactor"],
-    &["to_its_end"],
-    &["packing"],
-    &["allowance"],
-    &["swap"],
-    &["admission"],
-    &["health"],
-    &["body_room"],
-    &["joined"],
-    &["crashes"],
-    &["logs"],
-    &["edge"],
-    &["boots"],
-    &["inject"],
-    &["far"],
-    &["pulls"],
-    &["tenants"],
-    &["remote"],
-    &["asleep"],
-    &["instance"],
-    &["upstream"],
-    &["metrics"],
-    &["traces"],
-    &["node", "service", "triggers"],
-    &["usage"],
-    &["catalog"],
-    &["sandboxes"],
-    &["pressure"],
-    &["history"],
-    &["gateway"],
-    &["legacy"],
-    &["work"],
+/// From the lowest to the highest.
+const ORDER: &[&str] = &[
+    "socket",
+    "reactor",
+    "to_its_end",
+    "packing",
+    "allowance",
+    "swap",
+    "admission",
+    "health",
+    "body_room",
+    "joined",
+    "crashes",
+    "logs",
+    "edge",
+    "boots",
+    "inject",
+    "far",
+    "pulls",
+    "tenants",
+    "remote",
+    "asleep",
+    "instance",
+    "upstream",
+    "metrics",
+    "traces",
+    "node",
+    "service",
+    "triggers",
+    "usage",
+    "catalog",
+    "sandboxes",
+    "pressure",
+    "history",
+    "gateway",
+    "legacy",
+    "work",
 ];
 
 type Uses = BTreeMap<String, BTreeSet<String>>;
@@ -47,7 +48,7 @@ type Uses = BTreeMap<String, BTreeSet<String>>;
 #[test]
 fn modules_use_those_below_them() {
     let level = |module: &str| {
-        let found = ORDER.iter().position(|row| row.contains(&module));
+        let found = ORDER.iter().position(|known| *known == module);
         found.unwrap_or_else(|| panic!("`{module}` is not in the order"))
     };
     let mut upward = BTreeSet::new();
@@ -59,20 +60,8 @@ fn modules_use_those_below_them() {
 }
 
 #[test]
-fn those_in_a_circle_are_in_one() {
-    let uses = uses();
-    for row in ORDER.iter().filter(|row| row.len() > 1) {
-        for module in *row {
-            let reached = reached_within(row, module, &uses);
-            let missed: Vec<_> = row.iter().filter(|other| !reached.contains(**other)).collect();
-            assert!(missed.is_empty(), "`{module}` leads to {missed:?} no more: a row of its own");
-        }
-    }
-}
-
-#[test]
 fn the_order_has_each_module_once_and_is_the_readmes() {
-    let mut listed: Vec<&str> = ORDER.iter().flat_map(|row| row.iter().copied()).collect();
+    let mut listed = ORDER.to_vec();
     listed.sort_unstable();
     let lib = fs::read_to_string(source().join("lib.rs")).unwrap();
     let declared = |line: &str| {
@@ -82,11 +71,7 @@ fn the_order_has_each_module_once_and_is_the_readmes() {
     let modules: BTreeSet<String> = lib.lines().filter_map(declared).collect();
     assert_eq!(listed, modules.iter().map(String::as_str).collect::<Vec<_>>());
 
-    let row = |row: &&[&str]| match row {
-        [one] => (*one).to_owned(),
-        circle => format!("({})", circle.join(" ")),
-    };
-    let order = ORDER.iter().map(row).collect::<Vec<_>>().join(" ");
+    let order = ORDER.join(" ");
     let readme = fs::read_to_string(source().join("../README.md")).unwrap();
     let readme = readme.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(readme.contains(&format!("```text {order} ```")), "README.md lacks: {order}");
@@ -103,19 +88,6 @@ fn a_use_is_found_in_every_form() {
     );
     assert_eq!(used("// see crate::gateway::accept"), [""; 0]);
     assert_eq!(used("use other_crate::gateway;"), [""; 0]);
-}
-
-/// The modules of a row that one of them uses, directly or by others of the row; and itself.
-fn reached_within(row: &[&str], module: &str, uses: &Uses) -> BTreeSet<String> {
-    let (mut reached, mut next) = (BTreeSet::new(), vec![module.to_owned()]);
-    while let Some(module) = next.pop() {
-        let used = uses.get(&module).into_iter().flatten();
-        next.extend(used.filter(|used| row.contains(&used.as_str())).cloned());
-        if !reached.insert(module) {
-            next.retain(|module| !reached.contains(module));
-        }
-    }
-    reached
 }
 
 fn source() -> PathBuf {

@@ -37,7 +37,7 @@ impl Place {
     fn new(instances: usize) -> Self {
         let node = Node::new(instances);
         let home = tempfile::tempdir().unwrap();
-        let sandboxes = Sandboxes::load(node.shared.clone(), home.path()).unwrap();
+        let sandboxes = Sandboxes::load(node.services.clone(), home.path()).unwrap();
         Self { node, sandboxes, _home: home }
     }
 
@@ -83,12 +83,12 @@ impl Place {
     }
 
     fn count(&self, function: &str) -> usize {
-        let instances = self.node.shared.instances();
+        let instances = self.node.services.instances();
         instances.iter().filter(|one| one.function.as_str() == function).count()
     }
 
     fn live(&self) -> usize {
-        self.node.shared.instances().len()
+        self.node.services.instances().len()
     }
 }
 
@@ -102,7 +102,7 @@ fn idle(place: &Place, function: &str, open: &Arc<AtomicBool>, count: usize) {
         assert_eq!(wire.response().unwrap().status, 200);
     }
     let is_idle = || {
-        let instances = place.node.shared.instances();
+        let instances = place.node.services.instances();
         instances.iter().all(|one| one.connections == 0)
     };
     eventually(is_idle);
@@ -192,7 +192,7 @@ fn idle_instances_make_room_for_sandboxes_and_busy_ones_do_not() {
         // One is busy from now on.
         open.store(false, Ordering::SeqCst);
         let mut busy = place.occupy(idle_one, 1);
-        let is_busy = || place.node.shared.instances().iter().any(|one| one.connections == 1);
+        let is_busy = || place.node.services.instances().iter().any(|one| one.connections == 1);
         eventually(is_busy);
         let (made, refused) = place.create_at_once("box", 6);
         assert_eq!((made.len(), refused.len()), (2, 4), "{bound:?} {refused:?}");
@@ -220,10 +220,10 @@ fn an_instance_that_ends_too_late_is_not_relied_on() {
         }
         idle(&place, idle_one, &open, 3);
         // Nobody tells it that it ends.
-        let late = place.node.shared.instances()[0].id;
+        let late = place.node.services.instances()[0].id;
         service.retire(late);
         place.create("box").unwrap_or_else(|why| panic!("{bound:?}: {why}"));
-        assert!(place.node.shared.instances().iter().any(|one| one.id == late), "{bound:?}");
+        assert!(place.node.services.instances().iter().any(|one| one.id == late), "{bound:?}");
     }
 }
 
@@ -236,7 +236,7 @@ fn who_waits_beside_sandboxes_hears_of_a_busy_instance_that_begins_to_end() {
     let sandbox = place.create("box").unwrap().instance;
     let busy = place.occupy("box", 1);
     let find = || {
-        let instances = place.node.shared.instances();
+        let instances = place.node.services.instances();
         instances.iter().find(|one| one.id != sandbox && one.connections == 1).map(|one| one.id)
     };
     eventually(|| find().is_some());
@@ -360,7 +360,7 @@ fn sandboxes_that_have_ended_are_forgotten() {
     eventually(|| place.sandboxes.list().len() == 2);
     eventually(|| known() == 2);
     // All of a function that is gone.
-    place.node.shared.remove("box");
+    place.node.services.remove("box");
     eventually(|| known() == 0);
     assert!(place.sandboxes.find(&made[0].name).is_err());
     watching.abort();

@@ -166,10 +166,10 @@ fn a_tenant_at_its_bound_ends_its_own_idle_instance_and_nobody_elses() {
     assert_eq!(node.connect().get("other", "/").status, 200);
     for name in ["f", "g", "f", "g"] {
         assert_eq!(node.connect().get(name, "/").status, 200);
-        let instances = node.shared.instances();
+        let instances = node.services.instances();
         assert!(instances.iter().any(|instance| instance.function.as_str() == "other"));
     }
-    eventually(|| node.shared.instances().len() == 2);
+    eventually(|| node.services.instances().len() == 2);
 }
 
 /// A node whose tenant may have one instance, of a function that sleeps or of another one; with the
@@ -191,7 +191,7 @@ fn an_instance_that_never_comes_to_rest_keeps_nobody_elses_room() {
     let (node, _threads, _directory) = sleeper_and_other();
     assert_eq!(node.connect().get("sleeper", "/").status, 200);
     assert_eq!(node.connect().get("other", "/").status, 200);
-    let instances = node.shared.instances();
+    let instances = node.services.instances();
     assert!(instances.iter().all(|instance| instance.function.as_str() == "other"));
 }
 
@@ -216,11 +216,11 @@ fn an_instance_that_is_about_to_end_is_idle_to_nobody() {
     let (service, _) = node.serve("f", &of("full", KEPT, "keep_alive = \"60s\""), gated(&open));
     node.serve("g", &of("full", KEPT, "queue = \"200ms\""), answering);
     let mut first = ask(&node, "f");
-    eventually(|| node.shared.instances().iter().any(|instance| instance.connections == 1));
-    service.retire(node.shared.instances()[0].id);
+    eventually(|| node.services.instances().iter().any(|instance| instance.connections == 1));
+    service.retire(node.services.instances()[0].id);
     open.store(true, Ordering::SeqCst);
     assert_eq!(first.response().unwrap().status, 200);
-    eventually(|| node.shared.instances()[0].connections == 0);
+    eventually(|| node.services.instances()[0].connections == 0);
     assert_eq!(node.connect().get("g", "/").status, 503);
 }
 
@@ -237,7 +237,7 @@ fn who_waits_hears_of_an_instance_of_the_tenant_that_becomes_idle() {
     for (busy, waits) in [("f", "g"), ("g", "f")] {
         open.store(false, Ordering::SeqCst);
         let mut first = ask(&node, busy);
-        eventually(|| node.shared.instances().iter().any(|instance| instance.connections == 1));
+        eventually(|| node.services.instances().iter().any(|instance| instance.connections == 1));
         let mut second = ask(&node, waits);
         eventually(|| {
             node.shared.tenants().all().iter().any(|tenant| tenant.room().waiting() == 1)
@@ -309,9 +309,9 @@ fn a_quota_that_is_lowered_ends_as_many_idle_instances_as_it_takes() {
     for mut wire in asked {
         assert_eq!(wire.response().unwrap().status, 200);
     }
-    eventually(|| node.shared.instances().iter().all(|instance| instance.connections == 0));
+    eventually(|| node.services.instances().iter().all(|instance| instance.connections == 0));
     set(&node, "[domain.a]\nmemory = \"35MiB\"");
-    node.shared.shrink_to_quotas();
+    node.services.shrink_to_quotas();
     eventually(|| taken(&node, "a") == 3);
     assert_eq!(service.instance_count(), 3);
     // What is left serves, and what there is no room for is not made.

@@ -248,12 +248,12 @@ impl Subject {
         let single = RigOptions::single(kind);
         let options = RigOptions { isolation: Isolation::Instance, instances, ..single };
         let rig = Rig::start(home, store, function, options)?;
-        rig.shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
+        rig.services.shared().hibernate_in(SwapSpace::begin(home.swap()?)?);
         let directory = home.work("bench-sandboxes").map_err(ServeError::from)?.join("known");
         // Those of an earlier measurement have ended with it.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory)?;
-        let sandboxes = Sandboxes::load(rig.shared.clone(), &directory)?;
+        let sandboxes = Sandboxes::load(rig.services.clone(), &directory)?;
         let function = function.function.config.name.to_string();
         Ok(Self { function, kind, rig, sandboxes })
     }

@@ -90,7 +90,7 @@ pub fn population(
         let instances = u32::try_from(wanted).unwrap_or(u32::MAX).saturating_add(16);
         let subject = Subject::for_many(home, &store, &function, instances, BootKind::Warm)?;
         let asleep = home.work("bench-asleep").map_err(ServeError::from)?;
-        subject.rig.shared.sleep_in(AsleepSpace::at(asleep));
+        subject.rig.services.shared().sleep_in(AsleepSpace::at(asleep));
         Ok::<_, BenchError>(subject)
     };
     let mut kind = |label: &str, wanted: usize, state: State| {

@@ -90,7 +90,7 @@ pub(super) fn routes() -> Router<Admin> {
 }
 
 async fn start(State(admin): State<Admin>, Path(id): Path<u64>, mut request: Request) -> Response {
-    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    let Some(service) = admin.services.service_of(id) else { return unknown_instance(id) };
     let upgrade = wants_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
     let body = axum::body::to_bytes(request.into_body(), REQUEST_MAX).await;
     let wanted = match body.map(|body| serde_json::from_slice::<ExecRequest>(&body)) {
@@ -188,7 +188,7 @@ fn leave(
 /// Ends the sandbox of a process that it was there for. It may sleep on, or live on, where nobody knows
 /// what became of the process.
 fn end_with(admin: &Admin, instance: u64, exec: &Exec) {
-    if !exec.is_cut_off() || !admin.shared.may_have_instance(instance) {
+    if !exec.is_cut_off() || !admin.services.may_have_instance(instance) {
         admin.sandboxes.end_instance(instance);
     }
 }
@@ -293,7 +293,7 @@ async fn take_input(exec: &Attached, mut from: impl AsyncRead + Unpin) -> io::Re
 
 /// Finds the processes of an instance, which may be asleep, or says that there is none.
 fn execs_of(admin: &Admin, id: u64) -> Result<Arc<Execs>, Box<Response>> {
-    let execs = admin.shared.service_of(id).and_then(|service| service.execs_of(id));
+    let execs = admin.services.service_of(id).and_then(|service| service.execs_of(id));
     execs.ok_or_else(|| Box::new(unknown_instance(id)))
 }
 
@@ -309,7 +309,7 @@ fn find(admin: &Admin, id: u64, exec: u64) -> Result<Arc<Exec>, Box<Response>> {
 
 /// Attaches to a process, or says that there is none.
 async fn attach_to(admin: &Admin, id: u64, exec: u64) -> Result<Attached, Box<Response>> {
-    let service = admin.shared.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
+    let service = admin.services.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
     let found = service.attach(id, exec).await;
     let found =
         found.map_err(|why| Box::new(problem(StatusCode::CONFLICT, "no_processes", why)))?;

@@ -64,7 +64,7 @@ pub(super) async fn session(
     id: u64,
     user: &str,
 ) -> Result<FileSession, Box<Response>> {
-    let service = admin.shared.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
+    let service = admin.services.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
     admin.sandboxes.used(id);
     let opened = service.files(id, user).await;
     opened.map_err(|reason| Box::new(problem(StatusCode::CONFLICT, "no_files", reason)))

@@ -75,7 +75,7 @@ pub(super) async fn invoke(
     Query(query): Query<InvokeQuery>,
     request: Request,
 ) -> Response {
-    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let Some(service) = admin.services.route(&name) else { return unknown_function(&name) };
     let mut request = match translate(&name, &query, request) {
         Ok(request) => request,
         Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_request", reason),
@@ -139,13 +139,13 @@ fn no_response(name: &str, error: &dyn std::error::Error) -> Response {
 
 /// One request to one instance, past the gateway.
 async fn invoke_instance(admin: &Admin, name: &str, id: u64, request: Request) -> Response {
-    let service = admin.shared.service_of(id).filter(|service| service.name().as_str() == name);
+    let service = admin.services.service_of(id).filter(|service| service.name().as_str() == name);
     let Some(service) = service else { return unknown_instance(id) };
     let refused = |error: io::Error| {
         let reason = format!("the host refused a socket ({error}); raise the limit of open files");
         problem(StatusCode::SERVICE_UNAVAILABLE, "no_socket", reason)
     };
-    let (ours, client) = match own_connection(&admin.shared) {
+    let (ours, client) = match own_connection(admin.shared()) {
         Ok(ends) => ends,
         Err(error) => return refused(error),
     };
@@ -217,7 +217,7 @@ async fn exchange(admin: &Admin, request: Request) -> Result<(Response, SocketAd
     let local = stream.local_addr()?;
     let addresses = Addresses { client: local, gateway: stream.peer_addr()? };
     // The gateway looks when the head is there. What comes later it has judged before.
-    let _trusted = admin.shared.edge().operators().trust(addresses);
+    let _trusted = admin.shared().edge().operators().trust(addresses);
     Ok((send(TokioIo::new(stream), request).await?, local))
 }
 
@@ -307,7 +307,7 @@ impl<S: hyper::rt::Write + Unpin> hyper::rt::Write for UntilAnswered<S> {
 /// The boot that the connection from `local` caused, once it is reported, if possible with the first byte of
 /// the response: in a program of several processes another one may have sent that, and say so later.
 async fn phases(admin: &Admin, local: SocketAddr, asked_ns: u64) -> Option<BootRecord> {
-    let found = || admin.shared.boots().by_peer(local, asked_ns);
+    let found = || admin.shared().boots().by_peer(local, asked_ns);
     let is_whole = |boot: &BootRecord| boot.phases.first_byte.is_some();
     let begun = Instant::now();
     loop {

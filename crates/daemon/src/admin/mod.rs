@@ -80,20 +80,24 @@ pub use types::{
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use thaw_home::home::Home;
 use thaw_node::catalog::Catalog;
 use thaw_node::history::History;
 use thaw_node::node::NodeState;
 use thaw_node::sandboxes::Sandboxes;
+use thaw_node::service::Services;
+use thaw_node::triggers::Triggers;
 use tokio::sync::Mutex;
 
 /// What handlers work with.
 #[derive(Clone)]
 pub struct Admin {
-    /// The node.
-    pub shared: Arc<NodeState>,
-    /// Its functions.
+    /// The functions that are served.
+    pub services: Arc<Services>,
+    /// What calls functions without a client that waits, until the daemon ends.
+    pub triggers: Weak<Triggers>,
+    /// Those that are stored.
     pub catalog: Arc<Catalog>,
     /// Where the shared gateway listens.
     pub gateway: SocketAddr,
@@ -107,4 +111,11 @@ pub struct Admin {
     pub counting: Arc<Mutex<()>>,
     /// Called after functions have come or gone.
     pub on_reload: Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>,
+}
+
+impl Admin {
+    /// What all functions of the node share.
+    pub(crate) fn shared(&self) -> &Arc<NodeState> {
+        self.services.shared()
+    }
 }

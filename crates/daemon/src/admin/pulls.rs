@@ -19,7 +19,7 @@ pub(super) fn routes() -> Router<Admin> {
 }
 
 async fn all(State(admin): State<Admin>) -> Response {
-    Json(admin.shared.pulls().all()).into_response()
+    Json(admin.shared().pulls().all()).into_response()
 }
 
 async fn begin(State(admin): State<Admin>, body: Result<Bytes, BytesRejection>) -> Response {
@@ -32,7 +32,7 @@ async fn begin(State(admin): State<Admin>, body: Result<Bytes, BytesRejection>) 
         Ok(new) => new,
         Err(error) => return wrong(error.to_string()),
     };
-    match admin.shared.pulls().begin(new) {
+    match admin.shared().pulls().begin(new) {
         Ok(pull) => Json(pull).into_response(),
         Err(PullsError::Wrong(reason)) => wrong(reason),
         Err(error @ PullsError::Full) => {
@@ -42,11 +42,11 @@ async fn begin(State(admin): State<Admin>, body: Result<Bytes, BytesRejection>) 
 }
 
 async fn one(State(admin): State<Admin>, Path(id): Path<u64>) -> Response {
-    admin.shared.pulls().of(id).map_or_else(|| unknown(id), |pull| Json(pull).into_response())
+    admin.shared().pulls().of(id).map_or_else(|| unknown(id), |pull| Json(pull).into_response())
 }
 
 async fn cancel(State(admin): State<Admin>, Path(id): Path<u64>) -> Response {
-    let cancelled = admin.shared.pulls().cancel(&admin.home.partial(), id);
+    let cancelled = admin.shared().pulls().cancel(&admin.home.partial(), id);
     cancelled.map_or_else(|| unknown(id), |pull| Json(pull).into_response())
 }
 

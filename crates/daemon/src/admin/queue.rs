@@ -49,7 +49,7 @@ impl WhichQuery {
 /// The node's triggers, or the answer that there are none.
 fn triggers(admin: &Admin) -> Result<Arc<Triggers>, Box<Response>> {
     let stopping = || Unavailable("the node is stopping".to_owned());
-    admin.shared.triggers().ok_or_else(|| Box::new(unavailable(&stopping())))
+    admin.triggers.upgrade().ok_or_else(|| Box::new(unavailable(&stopping())))
 }
 
 fn unavailable(why: &Unavailable) -> Response {
@@ -80,7 +80,7 @@ async fn list(State(admin): State<Admin>, Path(name): Path<String>) -> Response 
     match triggers(&admin) {
         Ok(triggers) => match triggers.list(name.clone()).await {
             // What is queued of a function that has been removed is shown.
-            Ok(all) if all.is_empty() && admin.shared.route(&name).is_none() => {
+            Ok(all) if all.is_empty() && admin.services.route(&name).is_none() => {
                 unknown_function(&name)
             }
             found => json_of(found),
@@ -120,10 +120,10 @@ async fn retry(
         }
         (Ok(triggers), Ok(which)) => (triggers, which),
     };
-    if admin.shared.route(&name).is_none() {
+    if admin.services.route(&name).is_none() {
         return unknown_function(&name);
     }
-    match triggers.retry(&admin.shared, name, which).await {
+    match triggers.retry(name, which).await {
         Ok(0) if matches!(which, Which::One(_)) => {
             unknown_invocation(&query.id.map(|id| id.to_string()).unwrap_or_default())
         }
@@ -147,7 +147,7 @@ async fn purge(
         Ok(0) if matches!(which, Which::One(_)) => {
             unknown_invocation(&query.id.map(|id| id.to_string()).unwrap_or_default())
         }
-        Ok(0) if admin.shared.route(&name).is_none() => unknown_function(&name),
+        Ok(0) if admin.services.route(&name).is_none() => unknown_function(&name),
         Ok(count) => Json(json!({"removed": count})).into_response(),
         Err(why) => unavailable(&why),
     }
@@ -155,17 +155,17 @@ async fn purge(
 
 async fn all_schedules(State(admin): State<Admin>) -> Response {
     match triggers(&admin) {
-        Ok(triggers) => json_of(triggers.schedules(&admin.shared, None).await),
+        Ok(triggers) => json_of(triggers.schedules(None).await),
         Err(answer) => *answer,
     }
 }
 
 async fn schedules(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
-    if admin.shared.route(&name).is_none() {
+    if admin.services.route(&name).is_none() {
         return unknown_function(&name);
     }
     match triggers(&admin) {
-        Ok(triggers) => json_of(triggers.schedules(&admin.shared, Some(&name)).await),
+        Ok(triggers) => json_of(triggers.schedules(Some(&name)).await),
         Err(answer) => *answer,
     }
 }

@@ -123,7 +123,7 @@ async fn check_access(
 }
 
 async fn health(State(admin): State<Admin>) -> Response {
-    if admin.shared.is_draining() {
+    if admin.shared().is_draining() {
         return problem(
             StatusCode::SERVICE_UNAVAILABLE,
             "shutting_down",
@@ -142,62 +142,62 @@ async fn metrics(State(admin): State<Admin>) -> Response {
 /// What the node counts, as OpenMetrics.
 pub(crate) async fn metrics_text(admin: &Admin) -> String {
     let mut counts = BTreeMap::new();
-    for instance in admin.shared.instances() {
+    for instance in admin.services.instances() {
         let state = serde_json::to_value(instance.state).ok();
         let state = state.and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default();
         *counts.entry((instance.function.to_string(), state)).or_insert(0) += 1;
     }
-    for service in admin.shared.everything() {
+    for service in admin.services.everything() {
         for (state, _) in service.launcher().standby_memory() {
             let state = (service.name().to_string(), state.name().to_owned());
             *counts.entry(state).or_insert(0) += 1;
         }
     }
     let counts: Vec<_> = counts.into_iter().map(|((f, state), count)| (f, state, count)).collect();
-    admin.shared.metrics().show_memory(&memory_by_state(&admin.shared).await);
+    admin.shared().metrics().show_memory(&memory_by_state(&admin.services).await);
     let zygotes = admin.catalog.pool().stats().ready as i64;
     // The other metrics are worth having without these.
     let tenants = report_tenants(admin).await.unwrap_or_else(|error| {
         tracing::warn!("cannot count what tenants have in the store: {error}");
         Vec::new()
     });
-    admin.shared.metrics().show_tenants(&tenants);
-    let services = admin.shared.functions();
+    admin.shared().metrics().show_tenants(&tenants);
+    let services = admin.services.functions();
     let rewinds = |service: &Arc<Service>| service.launcher().standby().rewinds;
     let rewinds: Vec<_> =
         services.iter().filter_map(|service| Some((service.name(), rewinds(service)?))).collect();
-    admin.shared.metrics().show_rewinds(&rewinds);
-    if let Some(triggers) = admin.shared.triggers()
+    admin.shared().metrics().show_rewinds(&rewinds);
+    if let Some(triggers) = admin.triggers.upgrade()
         && let Ok(queues) = triggers.queues().await
     {
-        admin.shared.metrics().triggers().show(&queues, wall_ms());
+        admin.shared().metrics().triggers().show(&queues, wall_ms());
     }
-    admin.shared.metrics().pulls().show(&admin.shared.pulls().count());
+    admin.shared().metrics().pulls().show(&admin.shared().pulls().count());
     if let Ok(Some(bytes)) =
         tokio::task::spawn_blocking(thaw_sandbox::egress_bytes_of_functions).await
     {
-        admin.shared.metrics().show_egress_bytes(&bytes);
+        admin.shared().metrics().show_egress_bytes(&bytes);
     }
     if let Some(link) = thaw_sandbox::monitor::of_this_process() {
-        admin.shared.metrics().show_monitor_refusals(link.refusals());
+        admin.shared().metrics().show_monitor_refusals(link.refusals());
     }
-    admin.shared.metrics().text(&counts, zygotes)
+    admin.shared().metrics().text(&counts, zygotes)
 }
 
 async fn functions(State(admin): State<Admin>) -> Json<Vec<FunctionInfo>> {
-    let services = admin.shared.functions();
+    let services = admin.services.functions();
     Json(services.iter().map(|service| FunctionInfo::new(service, &admin.catalog)).collect())
 }
 
 async fn function(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
-    match admin.shared.route(&name) {
+    match admin.services.route(&name) {
         Some(service) => Json(FunctionDetail::new(&service, &admin)).into_response(),
         None => unknown_function(&name),
     }
 }
 
 async fn instances(State(admin): State<Admin>) -> Json<Vec<InstanceInfo>> {
-    Json(admin.shared.instances())
+    Json(admin.services.instances())
 }
 
 async fn usage(State(admin): State<Admin>) -> Response {
@@ -219,9 +219,9 @@ pub(crate) async fn measure_usage(admin: &Admin) -> Result<UsageReport, String> 
         let _turn = turn;
         UsageReport::of_disk(&home, &store)
     });
-    let memory = measure_memory(&admin.shared).await;
+    let memory = measure_memory(&admin.services).await;
     match on_disk.await {
-        Ok(Ok(report)) => Ok(report.with_memory(&admin.shared, &memory)),
+        Ok(Ok(report)) => Ok(report.with_memory(admin.shared(), &memory)),
         Ok(Err(error)) => Err(error.to_string()),
         Err(error) => Err(error.to_string()),
     }
@@ -236,7 +236,7 @@ async fn tenants(State(admin): State<Admin>) -> Response {
 
 /// What tenants use: reads files, so it is done where that holds nobody up.
 pub(crate) async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, String> {
-    let (shared, store) = (admin.shared.clone(), admin.catalog.store().clone());
+    let (shared, store) = (admin.shared().clone(), admin.catalog.store().clone());
     let volumes = VolumeStore::of(admin.home.clone());
     let report = tokio::task::spawn_blocking(move || -> Result<_, String> {
         let mut tenants =
@@ -250,7 +250,7 @@ pub(crate) async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, S
     });
     match report.await {
         Ok(Ok(mut tenants)) => {
-            if let Some(triggers) = admin.shared.triggers()
+            if let Some(triggers) = admin.triggers.upgrade()
                 && let Ok(queues) = triggers.bytes_of_tenants().await
             {
                 for tenant in &mut tenants {
@@ -279,7 +279,7 @@ async fn reload(State(admin): State<Admin>) -> Response {
     match tokio::task::spawn_blocking(move || catalog.reload()).await {
         Ok(Ok(mut report)) => {
             report.unreachable = (admin.on_reload)();
-            report.gateway = report.gateway.or_else(|| admin.shared.edge().deaf());
+            report.gateway = report.gateway.or_else(|| admin.shared().edge().deaf());
             Json(report).into_response()
         }
         Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
@@ -295,8 +295,8 @@ struct InstanceQuery {
 
 /// The version of a function that is meant: the one with the instance, or the active one.
 fn version_with(admin: &Admin, name: &str, instance: Option<u64>) -> Option<Arc<Service>> {
-    let active = admin.shared.route(name)?;
-    let named = instance.and_then(|id| admin.shared.service_of(id));
+    let active = admin.services.route(name)?;
+    let named = instance.and_then(|id| admin.services.service_of(id));
     Some(named.filter(|service| service.name() == active.name()).unwrap_or(active))
 }
 
@@ -378,7 +378,7 @@ async fn freeze(
 }
 
 async fn freeze_now(admin: Admin, name: String, query: InstanceQuery) -> Response {
-    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let Some(service) = admin.services.route(&name) else { return unknown_function(&name) };
     if let Some(id) = query.instance
         && let Err(refused) = awake(&service, id).await
     {
@@ -412,7 +412,7 @@ async fn fork(
     Path(id): Path<u64>,
     Query(query): Query<ForkQuery>,
 ) -> Response {
-    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    let Some(service) = admin.services.service_of(id) else { return unknown_instance(id) };
     if let Err(refused) = awake(&service, id).await {
         return refused;
     }
@@ -451,7 +451,7 @@ async fn checkpoint(
         Ok(key) => key,
         Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_key", reason),
     };
-    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    let Some(service) = admin.services.service_of(id) else { return unknown_instance(id) };
     if let Err(refused) = awake(&service, id).await {
         return refused;
     }
@@ -555,7 +555,7 @@ async fn snapshot_volume(
             return problem(StatusCode::BAD_REQUEST, "bad_name", error);
         }
     };
-    match admin.shared.snapshot_volume(volume, label).await {
+    match admin.services.snapshot_volume(volume, label).await {
         Ok(copied) => Json(SnapshotMade::from(copied)).into_response(),
         Err(error) => problem(StatusCode::CONFLICT, "no_snapshot", error),
     }
@@ -574,7 +574,7 @@ async fn logs(
     Path(name): Path<String>,
     Query(query): Query<LogQuery>,
 ) -> Response {
-    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let Some(service) = admin.services.route(&name) else { return unknown_function(&name) };
     let log = admin.catalog.log(service.name());
     let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))];
     if !query.follow {

@@ -212,7 +212,7 @@ async fn connect_port(
         Ok(info) => info,
         Err(error) => return refusal(&error),
     };
-    let Some(service) = admin.shared.service_of(info.instance) else {
+    let Some(service) = admin.services.service_of(info.instance) else {
         return refusal(&SandboxProblem::Unknown(name));
     };
     admin.sandboxes.used(info.instance);

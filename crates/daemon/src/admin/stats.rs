@@ -48,7 +48,7 @@ async fn series(State(admin): State<Admin>, Query(query): Query<SeriesQuery>) ->
 }
 
 async fn events(State(admin): State<Admin>) -> Json<Vec<Event>> {
-    Json(admin.shared.metrics().events().latest(EVENTS_MAX))
+    Json(admin.shared().metrics().events().latest(EVENTS_MAX))
 }
 
 async fn describe() -> Json<Value> {

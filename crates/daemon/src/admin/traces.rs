@@ -14,7 +14,7 @@ pub(super) async fn traced(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let Some(tracer) = admin.shared.tracer().cloned() else { return next.run(request).await };
+    let Some(tracer) = admin.shared().tracer().cloned() else { return next.run(request).await };
     // Whoever only looks, such as `thaw top`, does so often.
     if matches!(*request.method(), Method::GET | Method::HEAD) {
         return next.run(request).await;

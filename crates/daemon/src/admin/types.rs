@@ -279,7 +279,7 @@ impl FunctionDetail {
             config: service.config().without_secrets(),
             live: service.instances(),
             standby: service.launcher().standby(),
-            boots: admin.shared.boots().of(service.name().as_str(), BOOTS_SHOWN),
+            boots: admin.shared().boots().of(service.name().as_str(), BOOTS_SHOWN),
         }
     }
 }

@@ -40,7 +40,7 @@ async fn versions(State(admin): State<Admin>, Path(name): Path<String>) -> Respo
     let store = admin.catalog.store().clone();
     let found = tokio::task::spawn_blocking(move || deploy::versions(&store, &name)).await;
     match found {
-        Ok(Ok(deployment)) => Json(deployment.with_live(&admin.shared)).into_response(),
+        Ok(Ok(deployment)) => Json(deployment.with_live(&admin.services)).into_response(),
         Ok(Err(error)) => refused(&error),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
     }
@@ -102,7 +102,7 @@ async fn change(
             let name = deployment.function.as_str();
             match report.broken.get(name).or_else(|| report.unreachable.get(name)) {
                 Some(reason) => problem(StatusCode::CONFLICT, "not_served", reason),
-                None => Json(deployment.with_live(&admin.shared)).into_response(),
+                None => Json(deployment.with_live(&admin.services)).into_response(),
             }
         }
         Ok(Err(error)) => refused(&error),

@@ -98,20 +98,20 @@ impl Serving {
         if successor == Successor::Comes {
             self.listening[GATEWAY].abort();
         }
-        self.shared.drain(patience).await;
+        self.services.drain(patience).await;
         self.stop_work().await;
-        let kept = self.shared.keep_asleep();
+        let kept = self.services.keep_asleep();
         if kept > 0 {
             tracing::info!(instances = kept, "left instances asleep for the next daemon");
         }
         self.stop_listening().await;
         self.write_periods();
-        // Services and the node refer to each other; the zygotes end, and what was
+        // Each service refers to all of them; the zygotes end, and what was
         // made for them is cleaned up, when the last service is gone.
-        self.shared.forget_all();
-        let Self { shared, catalog, own, logs, .. } = self;
+        self.services.forget_all();
+        let Self { services, catalog, own, logs, .. } = self;
         drop((catalog, own));
-        write_last_lines(shared, logs).await;
+        write_last_lines(services.shared().clone(), logs).await;
         if successor == Successor::Comes {
             // Otherwise it might keep listeners that are closed here.
             tell_monitor().await;
@@ -127,17 +127,17 @@ impl Serving {
         self.own.stop();
         self.listening[GATEWAY].abort();
         tokio::select! {
-            () = self.shared.leave(options.drain) => {}
+            () = self.services.leave(options.drain) => {}
             _ = signals.interrupt.recv() => return HandOver::Interrupted,
         }
         self.stop_work().await;
         self.stop_listening().await;
-        let instances = self.shared.instances().len();
-        self.shared.keep_all_asleep();
+        let instances = self.services.instances().len();
+        self.services.keep_all_asleep();
         self.write_periods();
-        write_last_lines(self.shared.clone(), self.logs.clone()).await;
+        write_last_lines(self.shared().clone(), self.logs.clone()).await;
         tell_monitor().await;
-        self.shared.leave_execs().await;
+        self.services.leave_execs().await;
         leave_volumes().await;
         tracing::info!(instances, "left live instances to the next daemon");
         HandOver::Done
@@ -146,15 +146,16 @@ impl Serving {
     /// Ends what goes on in the background. The queue keeps what was being attempted.
     async fn stop_work(&mut self) {
         if let Some(triggers) = self.triggers.take() {
-            triggers.stop(&self.shared).await;
+            triggers.stop().await;
         }
         if let Some((tracer, task)) = self.tracing.take() {
             task.abort();
             let _ = task.await;
             // What is not sent by then is lost.
-            let _ = tokio::time::timeout(TRACES_PATIENCE, tracer.finish(self.shared.boots())).await;
+            let _ =
+                tokio::time::timeout(TRACES_PATIENCE, tracer.finish(self.shared().boots())).await;
         }
-        self.shared.pulls().stop();
+        self.shared().pulls().stop();
         self.watching.iter().for_each(AbortHandle::abort);
     }
 
@@ -174,8 +175,8 @@ impl Serving {
     }
 
     fn write_periods(&self) {
-        if self.shared.tenants().bound_cpu_time() {
-            write_down(self.shared.tenants(), &self.periods);
+        if self.shared().tenants().bound_cpu_time() {
+            write_down(self.shared().tenants(), &self.periods);
         }
     }
 }

@@ -17,16 +17,15 @@ use thaw_home::config::{EntryKind, FunctionName};
 use thaw_home::home::Home;
 use thaw_node::catalog::Catalog;
 use thaw_node::gateway::Gateway;
-use thaw_node::node::NodeState;
 use thaw_node::sandboxes::Sandboxes;
-use thaw_node::service::Service;
+use thaw_node::service::{Service, Services};
 use thaw_sandbox::{GuardedPort, PortGuard, Transport, monitor};
 use tokio::task::JoinHandle;
 
 /// The listeners of functions that have an address of their own.
 pub(super) struct OwnListeners {
     gateway: Gateway,
-    shared: Arc<NodeState>,
+    services: Arc<Services>,
     listening: Mutex<Listening>,
     /// The daemon ends: nobody listens again.
     has_stopped: AtomicBool,
@@ -53,10 +52,10 @@ type Wanted = (FunctionName, EntryKind);
 pub(super) type ListenTask = JoinHandle<io::Result<()>>;
 
 impl OwnListeners {
-    pub fn new(gateway: Gateway, shared: Arc<NodeState>) -> Self {
-        let tls = TlsListeners::new(gateway.clone(), shared.clone());
+    pub fn new(gateway: Gateway, services: Arc<Services>) -> Self {
+        let tls = TlsListeners::new(gateway.clone(), services.shared().clone());
         let (listening, has_stopped) = (Mutex::default(), AtomicBool::new(false));
-        Self { gateway, shared, listening, has_stopped, tls }
+        Self { gateway, services, listening, has_stopped, tls }
     }
 
     /// Listens where the present functions want it, and nowhere else. Functions for which that is
@@ -68,7 +67,7 @@ impl OwnListeners {
         }
         self.tls.update();
         let mut wanted: HashMap<SocketAddr, Wanted> = HashMap::new();
-        for service in self.shared.functions() {
+        for service in self.services.functions() {
             let wants = (service.name().clone(), service.config().entry.kind);
             let Some(address) = service.config().listen else { continue };
             if let Some((other, _)) = wanted.insert(address, wants) {
@@ -107,7 +106,7 @@ impl OwnListeners {
                 }
             }
         }
-        for service in self.shared.functions() {
+        for service in self.services.functions() {
             service.set_unreachable(problems.get(service.name().as_str()).cloned());
         }
         problems
@@ -134,7 +133,7 @@ impl OwnListeners {
             let Ok(task) = self.listen(address, &wants) else { continue };
             tracing::info!(function = %wants.0, "listens on {address}, which is free by now");
             let of_it = |service: &&Arc<Service>| *service.name() == wants.0;
-            if let Some(service) = self.shared.functions().iter().find(of_it) {
+            if let Some(service) = self.services.functions().iter().find(of_it) {
                 service.set_unreachable(None);
             }
             listening.refused.remove(&address);
@@ -181,7 +180,7 @@ pub(super) fn serve_e2b(
     sandboxes: &Arc<Sandboxes>,
 ) -> Result<(SocketAddr, ListenTask), ServeError> {
     let settings = LiveSettings::load(home.root().join(thaw_e2b::FILE))?;
-    let backend = NodeBackend::new(catalog.node().clone(), sandboxes.clone(), catalog.clone());
+    let backend = NodeBackend::new(catalog.services().clone(), sandboxes.clone(), catalog.clone());
     let api = E2b::new(backend, settings, home.root())?;
     let (listener, held) = listen_for(address, "--e2b")?;
     listener.set_nonblocking(true)?;

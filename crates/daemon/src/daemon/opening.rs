@@ -15,6 +15,7 @@ use thaw_node::legacy;
 use thaw_node::logs::{AccessFile, Logs};
 use thaw_node::node::NodeState;
 use thaw_node::sandboxes::registry::versions_of_sandboxes;
+use thaw_node::service::Services;
 use thaw_node::swap::SwapSpace;
 use thaw_node::tenants::{CARRIED_FILE, read_periods};
 use thaw_sandbox::{
@@ -25,7 +26,7 @@ use thaw_store::Store;
 
 /// What a daemon serves, and what it needs for that.
 pub(super) struct Opened {
-    pub shared: Arc<NodeState>,
+    pub services: Arc<Services>,
     pub catalog: Arc<Catalog>,
     pub logs: Arc<Logs>,
     /// Where the CPU time of tenants is written down.
@@ -53,7 +54,8 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     shared.wake_up_with(left_asleep);
     warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?, options.logs)?);
-    let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
+    let services = Services::new(shared.clone());
+    let catalog = Catalog::new(store, logs.clone(), pool, services.clone(), options.working_set);
     sweep_volumes(home, &catalog).await?;
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;
@@ -64,13 +66,13 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     legacy::take_over(&catalog, waiting);
     shared.forget_left_execs();
     shared.forget_left_asleep(|function| catalog.is_gone(function));
-    let there = shared.instance_ids();
+    let there = services.instance_ids();
     let gone = shared.ids_with_own().into_iter().filter(|id| !there.contains(id));
     gone.for_each(|id| shared.forget_own(id));
-    let asleep = shared.clone();
+    let asleep = services.clone();
     let kept = move || asleep.keep_own_volumes();
     tokio::task::spawn_blocking(kept).await.map_err(io::Error::other)?;
-    Ok(Opened { shared, catalog, logs, periods })
+    Ok(Opened { services, catalog, logs, periods })
 }
 
 /// Counts bytes of outgoing connections, before there are any.

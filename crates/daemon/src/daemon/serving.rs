@@ -20,9 +20,9 @@ use thaw_node::gateway::Gateway;
 use thaw_node::history::History;
 use thaw_node::logs::Logs;
 use thaw_node::node::NodeState;
-use thaw_node::node::watch_cpu_time;
 use thaw_node::pressure::watch_pressure;
 use thaw_node::sandboxes::Sandboxes;
+use thaw_node::service::{Services, watch_cpu_time};
 use thaw_node::traces::Tracer;
 use thaw_node::triggers::{self, Triggers};
 use thaw_sandbox::{GuardedPort, monitor};
@@ -33,7 +33,7 @@ pub(super) const GATEWAY: usize = 0;
 
 /// A daemon that serves.
 pub(super) struct Serving {
-    pub shared: Arc<NodeState>,
+    pub services: Arc<Services>,
     pub catalog: Arc<Catalog>,
     pub logs: Arc<Logs>,
     /// Where the CPU time of tenants is written down.
@@ -63,36 +63,37 @@ impl Serving {
         doors: Doors,
         node: Opened,
     ) -> Result<Self, ServeError> {
-        let Opened { shared, catalog, logs, periods } = node;
+        let Opened { services, catalog, logs, periods } = node;
         let gateway_address = reachable(doors.gateway_address);
         let tracing = options.traces.clone().map(|settings| {
-            let tracer = shared.trace_with(settings);
-            (tracer.clone(), tokio::spawn(tracer.send_all(shared.boots().clone())))
+            let tracer = services.shared().trace_with(settings);
+            (tracer.clone(), tokio::spawn(tracer.send_all(services.shared().boots().clone())))
         });
-        let triggers =
-            Triggers::start(&home.triggers()?, &shared, gateway_address, options.max_instances)?;
-        let gateway = Gateway::new(shared.clone(), options.gateway);
+        let (directory, most) = (home.triggers()?, options.max_instances);
+        let triggers = Triggers::start(&directory, services.clone(), gateway_address, most)?;
+        let gateway = Gateway::new(services.clone(), triggers.downgrade(), options.gateway);
         let mut listening = vec![tokio::spawn(gateway.clone().listen(doors.gateway, None))];
-        let sandboxes = Sandboxes::load(shared.clone(), home.root()).map_err(|error| {
+        let sandboxes = Sandboxes::load(services.clone(), home.root()).map_err(|error| {
             ServeError::File { path: home.root().join("sandboxes.json"), error }
         })?;
         let e2b = options.e2b.map(|address| serve_e2b(address, home, &catalog, &sandboxes));
         let (e2b, e2b_task) = e2b.transpose()?.unzip();
         listening.extend(e2b_task);
-        let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
+        let own = Arc::new(OwnListeners::new(gateway, services.clone()));
         own.update();
         lasting::close_unclaimed();
-        let history = History::new(shared.clone(), catalog.pool().clone());
-        let mut watching = watch(&shared, &catalog, options, &periods);
+        let history = History::new(services.clone(), catalog.pool().clone());
+        let mut watching = watch(&services, &catalog, options, &periods);
         watching.push(spawn(sandboxes.clone().watch()));
         watching.push(spawn(history.clone().watch()));
         watching.push(spawn(own.clone().keep_trying()));
-        watching.push(take_out_failing_of(&catalog, &shared, &own));
+        watching.push(take_out_failing_of(&catalog, &own));
         let on_reload = on_reload(&own);
         keep_fetching(catalog.clone(), home.clone(), on_reload.clone())?;
         let admin = Admin {
             history,
-            shared: shared.clone(),
+            services: services.clone(),
+            triggers: triggers.downgrade(),
             catalog: catalog.clone(),
             gateway: gateway_address,
             sandboxes: sandboxes.clone(),
@@ -117,7 +118,7 @@ impl Serving {
         }
         listening.push(tokio::spawn(admin.serve_local(doors.local_admin)));
         Ok(Self {
-            shared,
+            services,
             catalog,
             logs,
             periods,
@@ -137,6 +138,11 @@ impl Serving {
         &self.address
     }
 
+    /// What all its functions share.
+    pub fn shared(&self) -> &Arc<NodeState> {
+        self.services.shared()
+    }
+
     /// What it serves.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
@@ -149,7 +155,7 @@ fn spawn(work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
 
 /// Begins to look after functions and instances.
 fn watch(
-    shared: &Arc<NodeState>,
+    services: &Arc<Services>,
     catalog: &Arc<Catalog>,
     options: &ServeOptions,
     periods: &Path,
@@ -157,23 +163,19 @@ fn watch(
     let mut watching = vec![
         spawn(catalog.clone().keep_fresh()),
         spawn(catalog.clone().keep_room(options.unpacked.bytes())),
-        spawn(watch_cpu_time(shared.clone(), periods.to_owned())),
-        spawn(watch_files(shared.clone())),
-        spawn(watch_pressure(shared.clone())),
-        spawn(shared.clone().end_old_sleepers()),
+        spawn(watch_cpu_time(services.clone(), periods.to_owned())),
+        spawn(watch_files(services.shared().clone())),
+        spawn(watch_pressure(services.clone())),
+        spawn(services.clone().end_old_sleepers()),
     ];
     watching.extend(monitor::of_this_process().map(|link| spawn(watch_refusals(link))));
     watching
 }
 
-fn take_out_failing_of(
-    catalog: &Arc<Catalog>,
-    shared: &Arc<NodeState>,
-    own: &Arc<OwnListeners>,
-) -> AbortHandle {
+fn take_out_failing_of(catalog: &Arc<Catalog>, own: &Arc<OwnListeners>) -> AbortHandle {
     let own = own.clone();
     let on_change = move || drop(own.update());
-    spawn(take_out_failing(catalog.clone(), shared.clone(), on_change))
+    spawn(take_out_failing(catalog.clone(), on_change))
 }
 
 /// Listens where functions want it by now.

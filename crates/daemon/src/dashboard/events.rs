@@ -58,7 +58,7 @@ async fn events(
     Query(query): Query<EventsQuery>,
     Extension(session): Extension<Session>,
 ) -> Response {
-    let all = app.admin.shared.metrics().events().latest(EVENTS_SHOWN);
+    let all = app.admin.shared().metrics().events().latest(EVENTS_SHOWN);
     let is_wanted = |event: &&Event| match query.only.as_str() {
         "bad" => event.kind.is_bad(),
         "operator" => super::overview::is_own(event.kind),
@@ -102,7 +102,7 @@ async fn events(
 }
 
 async fn network(State(app): State<App>, Extension(session): Extension<Session>) -> Response {
-    let events = app.admin.shared.metrics().events().latest(EVENTS_SHOWN);
+    let events = app.admin.shared().metrics().events().latest(EVENTS_SHOWN);
     let denied = |function: &str| -> u64 {
         let of =
             |event: &&Event| event.kind == EventKind::EgressDenied && event.subject == function;
@@ -116,7 +116,7 @@ async fn network(State(app): State<App>, Extension(session): Extension<Session>)
         charts: false,
         session: &session,
     };
-    let mut functions = app.admin.shared.functions();
+    let mut functions = app.admin.services.functions();
     functions.sort_by(|a, b| a.name().as_str().cmp(b.name().as_str()));
     let rule = |rule: &thaw_home::config::EgressRule| {
         serde_json::to_value(rule)

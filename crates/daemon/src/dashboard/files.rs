@@ -46,7 +46,7 @@ fn encoded(text: &str) -> String {
 async fn open(app: &App, name: &str) -> Result<FileSession, (StatusCode, String)> {
     let found = app.admin.sandboxes.find(name);
     let one = found.map_err(|error| (StatusCode::NOT_FOUND, error.to_string()))?;
-    let service = app.admin.shared.service_of(one.instance);
+    let service = app.admin.services.service_of(one.instance);
     let ended = || (StatusCode::NOT_FOUND, "its instance has ended".to_owned());
     let service = service.ok_or_else(ended)?;
     app.admin.sandboxes.used(one.instance);

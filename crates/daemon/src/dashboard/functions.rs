@@ -47,7 +47,7 @@ async fn functions(State(app): State<App>, Extension(session): Extension<Session
     let stats = app.admin.history.stats();
     let mut all: Vec<_> = app
         .admin
-        .shared
+        .services
         .functions()
         .iter()
         .map(|service| FunctionInfo::new(service, &app.admin.catalog))
@@ -135,7 +135,7 @@ async fn function(
     Path(name): Path<String>,
     Extension(session): Extension<Session>,
 ) -> Response {
-    let Some(service) = app.admin.shared.route(&name) else {
+    let Some(service) = app.admin.services.route(&name) else {
         return problem(&session, StatusCode::NOT_FOUND, &format!("No function is named {name}."));
     };
     let name = service.name().to_string();
@@ -165,7 +165,7 @@ async fn function(
         (boots(&detail.boots))
         div.columns {
             (about(&service, &detail, &stored))
-            (versions(stored.deployment.map(|found| found.with_live(&app.admin.shared))))
+            (versions(stored.deployment.map(|found| found.with_live(&app.admin.services))))
         }
         (instances(&detail.live))
     };

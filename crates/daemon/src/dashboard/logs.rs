@@ -84,7 +84,7 @@ async fn logs(
 ) -> Response {
     let wanted = wanted.bounded();
     let mut names: Vec<_> =
-        app.admin.shared.functions().iter().map(|service| service.name().to_string()).collect();
+        app.admin.services.functions().iter().map(|service| service.name().to_string()).collect();
     names.sort();
     let page = Page {
         place: Place::Logs,
@@ -94,7 +94,7 @@ async fn logs(
         charts: false,
         session: &session,
     };
-    let service = app.admin.shared.route(&wanted.function);
+    let service = app.admin.services.route(&wanted.function);
     let lines = service.map(|service| app.admin.catalog.log(service.name()).recent());
     let body = html! {
         (search(&wanted, &names))
@@ -167,7 +167,7 @@ async fn stream(
     Extension(session): Extension<Session>,
 ) -> Response {
     let wanted = wanted.bounded();
-    let Some(service) = app.admin.shared.route(&wanted.function) else {
+    let Some(service) = app.admin.services.route(&wanted.function) else {
         return plain(StatusCode::NOT_FOUND, "no function has this name");
     };
     let Ok(place) = app.streams.clone().try_acquire_owned() else {

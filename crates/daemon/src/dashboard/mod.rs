@@ -112,7 +112,7 @@ impl Dashboard {
     fn note(&self, subject: &str, what: &str) {
         // A guest may have chosen the path of a file.
         let what = &thaw_sandbox::escape(what.as_bytes());
-        self.admin.shared.metrics().events().note(EventKind::Operator, subject, what, 1);
+        self.admin.shared().metrics().events().note(EventKind::Operator, subject, what, 1);
         tracing::info!(subject, "by the dashboard: {what}");
     }
 }

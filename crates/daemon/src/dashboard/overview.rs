@@ -75,7 +75,7 @@ fn figures(app: &App, stats: &Stats) -> Markup {
             (figure("Instances", live, html! { (busy) " busy, room for " (node.instances_free) }, "thaw_instances"))
             (figure("Memory", bytes(node.memory_bytes), html! { (short(node.cpus)) " CPUs" }, "thaw_tenant_memory_used_bytes"))
             (figure("Zygotes", node.zygotes, html! { "of " (node.zygotes_target) }, "thaw_zygotes"))
-            (figure("Sandboxes", app.admin.sandboxes.list().len(), html! { (app.admin.shared.functions().len()) " functions" }, "thaw_instances"))
+            (figure("Sandboxes", app.admin.sandboxes.list().len(), html! { (app.admin.services.functions().len()) " functions" }, "thaw_instances"))
             (figure("Up", age(stats.uptime_s), html! { "Thaw " (stats.version) }, "thaw_zygotes"))
         }
     }
@@ -108,7 +108,7 @@ fn busiest(app: &App, stats: &Stats) -> Markup {
 }
 
 fn events(app: &App) -> Markup {
-    let latest = app.admin.shared.metrics().events().latest(EVENTS_SHOWN);
+    let latest = app.admin.shared().metrics().events().latest(EVENTS_SHOWN);
     html! {
         section.card {
             h2 { "Latest events" a href="/events" { "all" } }

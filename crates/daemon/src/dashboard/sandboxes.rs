@@ -141,7 +141,7 @@ fn actions(one: &SandboxInfo, session: &Session) -> Markup {
 
 fn creation(app: &App, session: &Session) -> Markup {
     let mut names: Vec<_> =
-        app.admin.shared.functions().iter().map(|service| service.name().to_string()).collect();
+        app.admin.services.functions().iter().map(|service| service.name().to_string()).collect();
     names.sort();
     html! {
         @if !names.is_empty() { section.card {
@@ -165,7 +165,7 @@ async fn show(
         Ok(one) => one,
         Err(error) => return problem(&session, StatusCode::NOT_FOUND, &error.to_string()),
     };
-    let Some(service) = app.admin.shared.service_of(one.instance) else {
+    let Some(service) = app.admin.services.service_of(one.instance) else {
         return problem(&session, StatusCode::NOT_FOUND, "Its instance has ended.");
     };
     // Looking must not wake it.

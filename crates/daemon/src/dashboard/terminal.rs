@@ -117,7 +117,7 @@ async fn stream(
         Ok(one) => one,
         Err(error) => return plain(StatusCode::NOT_FOUND, &error.to_string()),
     };
-    let Some(service) = app.admin.shared.service_of(one.instance) else {
+    let Some(service) = app.admin.services.service_of(one.instance) else {
         return plain(StatusCode::NOT_FOUND, "its instance has ended");
     };
     let Ok(place) = app.terminals.clone().try_acquire_owned() else {

@@ -149,7 +149,7 @@ impl Catalog {
         let of = serde_json::from_value(record.config.clone());
         let CheckpointOf { function, config, execs, own_volumes, .. } =
             of.map_err(|error| unusable(name, error))?;
-        let service = self.shared.route(function.as_str()).ok_or_else(|| {
+        let service = self.services.route(function.as_str()).ok_or_else(|| {
             unusable(name, format!("its function `{function}` is not served; build that again"))
         })?;
         // The memory of one tenant must not serve the clients of another.
@@ -218,7 +218,7 @@ impl Catalog {
                 techniques: Techniques::default(),
             },
         )?;
-        launcher.read_secrets_from(self.shared.secrets());
+        launcher.read_secrets_from(self.node().secrets());
         launcher.go_on_with(execs);
         Ok(OpenedCheckpoint { service, launcher: Arc::new(launcher), volumes: own_volumes })
     }

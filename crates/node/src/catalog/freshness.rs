@@ -31,7 +31,7 @@ impl Catalog {
                     self.want_old_ones_fresh();
                     self.want_older_builds_fresh();
                 }
-                (name, number) = self.shared.refreshes().next(), if at_work.len() < most => {
+                (name, number) = self.node().refreshes().next(), if at_work.len() < most => {
                     // One that is being frozen anew is not begun a second time.
                     if in_work.insert((name.clone(), number)) {
                         at_work.spawn(self.clone().refreeze(name, number));
@@ -49,7 +49,7 @@ impl Catalog {
     fn want_old_ones_fresh(&self) {
         let now_ms = u128::from(now_ms());
         let mut known = self.known.lock().expect("no holder panics");
-        for service in self.shared.services() {
+        for service in self.services.services() {
             let known = known.get_mut(service.name());
             let known = known.and_then(|known| known.versions.get_mut(&service.version()));
             let (Some(age), Some(known)) = (service.config().refresh, known) else {
@@ -59,7 +59,7 @@ impl Catalog {
             if now_ms.saturating_sub(fresh_ms) >= age.0.as_millis() {
                 known.tried_ms = now_ms as u64;
                 known.waits_for_instances = false;
-                self.shared.refreshes().want(service.name().clone(), service.version());
+                self.node().refreshes().want(service.name().clone(), service.version());
             }
         }
     }
@@ -69,7 +69,7 @@ impl Catalog {
     fn want_older_builds_fresh(&self) {
         let now_ms = now_ms();
         let mut known = self.known.lock().expect("no holder panics");
-        for service in self.shared.services() {
+        for service in self.services.services() {
             let known = known.get_mut(service.name());
             let known = known.and_then(|known| known.versions.get_mut(&service.version()));
             let Some(known) = known else { continue };
@@ -78,7 +78,7 @@ impl Catalog {
             if known.build == Build::Older && is_due && live_and_staying(&service) == 0 {
                 known.tried_ms = now_ms;
                 known.waits_for_instances = true;
-                self.shared.refreshes().want(service.name().clone(), service.version());
+                self.node().refreshes().want(service.name().clone(), service.version());
             }
         }
     }
@@ -99,7 +99,7 @@ impl Catalog {
 
     /// A version of a function, if it gets requests.
     fn served_version(&self, name: &FunctionName, number: u32) -> Option<Arc<Service>> {
-        let served = self.shared.served(name.as_str())?;
+        let served = self.services.served(name.as_str())?;
         served.services().find(|service| service.version() == number).cloned()
     }
 
@@ -110,7 +110,7 @@ impl Catalog {
             let weak_limits = catalog.pool().weak_limits();
             let service = catalog.served_version(&function, number);
             let cores = service.and_then(|service| service.tenant().cores().cloned());
-            let volumes = catalog.shared.secrets().map(|secrets| secrets.volumes());
+            let volumes = catalog.node().secrets().map(|secrets| secrets.volumes());
             let options = BuildOptions { weak_limits, cores, volumes, ..BuildOptions::default() };
             let may_replace = || catalog.may_replace(&function, number);
             let (store, name) = (&catalog.store, function.as_str());

@@ -142,7 +142,7 @@ impl Catalog {
             let name = &function.function.config.name;
             tracing::error!(function = %name, "cannot open the image of the function: {error}");
             if error.is_mended_by_freezing() {
-                self.shared.refreshes().want(name.clone(), function.number);
+                self.node().refreshes().want(name.clone(), function.number);
             }
         }
         opened
@@ -163,7 +163,7 @@ impl Catalog {
             image,
             self.logs.clone(),
             self.log(&config.name),
-            self.shared.tenants().serving(TenantName::of(config.sharing.domain.as_ref()))?,
+            self.node().tenants().serving(TenantName::of(config.sharing.domain.as_ref()))?,
             config,
             LaunchOptions {
                 working_set: self.working_set,
@@ -176,7 +176,7 @@ impl Catalog {
                 techniques: Techniques::default(),
             },
         )?;
-        launcher.read_secrets_from(self.shared.secrets());
+        launcher.read_secrets_from(self.node().secrets());
         Ok((launcher, build))
     }
 }

@@ -18,8 +18,8 @@ pub use restart::{RestartError, Restarted};
 
 use crate::instance::{Client, LaunchError, Launched, Launcher, WorkingSetUse};
 use crate::logs::{FunctionLog, Logs};
-use crate::node::{NodeState, Served, ShareOf};
-use crate::service::Service;
+use crate::node::NodeState;
+use crate::service::{Served, Service, Services, ShareOf};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ pub struct Catalog {
     store: Store,
     logs: Arc<Logs>,
     pools: BuildPools,
-    shared: Arc<NodeState>,
+    services: Arc<Services>,
     working_set: WorkingSetUse,
     known: Mutex<BTreeMap<FunctionName, KnownFunction>>,
     /// Held by the one who compares: what was read later from the store is installed later.
@@ -149,14 +149,14 @@ impl Catalog {
         store: Store,
         logs: Arc<Logs>,
         pool: Arc<ZygotePool>,
-        shared: Arc<NodeState>,
+        services: Arc<Services>,
         working_set: WorkingSetUse,
     ) -> Arc<Self> {
         Arc::new(Self {
             store,
             logs,
             pools: BuildPools::new(pool),
-            shared,
+            services,
             working_set,
             known: Mutex::default(),
             reloading: Mutex::default(),
@@ -173,7 +173,12 @@ impl Catalog {
 
     /// What all services of the node share.
     pub fn node(&self) -> &Arc<NodeState> {
-        &self.shared
+        self.services.shared()
+    }
+
+    /// What it makes of them.
+    pub fn services(&self) -> &Arc<Services> {
+        &self.services
     }
 
     /// The zygotes of the present kernel build.
@@ -242,12 +247,12 @@ impl Catalog {
         let gone: Vec<_> = known.keys().filter(is_gone).cloned().collect();
         for name in gone {
             known.remove(&name);
-            self.shared.remove(name.as_str());
+            self.services.remove(name.as_str());
             report.removed.push(name.to_string());
         }
         drop(known);
-        self.shared.forget_left_asleep(|function| self.is_gone(function));
-        self.shared.shrink_to_quotas();
+        self.node().forget_left_asleep(|function| self.is_gone(function));
+        self.services.shrink_to_quotas();
         Ok(report)
     }
 
@@ -257,14 +262,14 @@ impl Catalog {
             let found = Name::new(function.as_str()).map(|name| self.store.get_function(&name));
             found.is_ok_and(|found| !matches!(found, Err(error) if error.is_not_found()))
         };
-        self.shared.route(function.as_str()).is_none()
+        self.services.route(function.as_str()).is_none()
             && !self.may_be_partial(function)
             && !is_stored()
     }
 
     /// Reads the quotas of tenants again; why not, if that failed.
     fn reload_quotas(&self) -> Option<String> {
-        let problem = self.shared.tenants().reload().err()?;
+        let problem = self.node().tenants().reload().err()?;
         let problem = problem.to_string();
         tracing::error!("the quotas of tenants stay what they were: {problem}");
         Some(problem)
@@ -272,7 +277,7 @@ impl Catalog {
 
     /// Reads again what is said of clients; why not, if that failed.
     fn reload_gateway(&self) -> Option<String> {
-        let problem = self.shared.edge().reload().err()?.to_string();
+        let problem = self.node().edge().reload().err()?.to_string();
         tracing::error!("what is said of clients stays what it was: {problem}");
         Some(problem)
     }
@@ -285,7 +290,7 @@ impl Catalog {
         report: &mut Reload,
     ) {
         let name = active.function.config.name.clone();
-        let before = self.shared.served(name.as_str());
+        let before = self.services.served(name.as_str());
         let was_active = before.as_ref().map(|served| served.active().clone());
         let service = self.version(active, before.as_ref(), report);
         let shares = self.shares(record, &service, before.as_ref(), report);
@@ -311,9 +316,9 @@ impl Catalog {
         if was_active.is_some_and(|was| was.version() != service.version()) {
             service.watch_anew();
         }
-        self.shared.deploy(Served::split(service, shares));
+        self.services.deploy(Served::split(service, shares));
         self.take_in_older(&name);
-        self.shared.forget_crashes_of_others(&name, &numbers);
+        self.node().forget_crashes_of_others(name.as_str(), &numbers);
     }
 
     /// The versions that get a share, as far as they can be served.
@@ -380,7 +385,7 @@ impl Catalog {
                 let mut reason = error.to_string();
                 if error.is_mended_by_freezing() {
                     reason.push_str("; this is being done now");
-                    self.shared.refreshes().want(name.clone(), number);
+                    self.node().refreshes().want(name.clone(), number);
                 }
                 tracing::error!(function = %name, version = number, "cannot serve the function: {reason}");
                 (Arc::new(Broken { reason: reason.clone() }), Some(reason), Build::Present)
@@ -404,7 +409,7 @@ impl Catalog {
         all_known.entry(name).or_default().versions.insert(number, known);
         drop(all_known);
         let config = function.function.config.clone();
-        Service::of_version(config, number, image.to_string(), launcher, self.shared.clone())
+        Service::of_version(config, number, image.to_string(), launcher, self.services.clone())
     }
 }
 

@@ -38,18 +38,18 @@ impl Catalog {
     /// Takes in the sandboxes of a function that an earlier daemon has put to sleep, and that are
     /// of versions which are served no longer.
     pub(super) fn take_in_older(self: &Arc<Self>, function: &FunctionName) {
-        let served = self.shared.route(function.as_str());
+        let served = self.services.route(function.as_str());
         if served.is_none_or(|service| service.launcher().index().is_none()) {
             // It may be served when it was frozen anew.
             return;
         }
-        for note in self.shared.left_sandboxes_of(function) {
+        for note in self.node().left_sandboxes_of(function) {
             let instance = note.id;
             match self.older_with_asleep(&note) {
-                Ok(service) => self.shared.take_in_left(&service, instance),
+                Ok(service) => self.services.take_in_left(&service, instance),
                 Err(NoVersion::Gone(why)) => {
                     tracing::warn!(%function, instance, "ended a sandbox that was asleep: {why}");
-                    self.shared.end_left(instance);
+                    self.node().end_left(instance);
                 }
                 Err(NoVersion::NotNow(why)) => {
                     tracing::warn!(%function, instance, "a sandbox sleeps on, and cannot be woken yet: {why}");
@@ -67,13 +67,13 @@ impl Catalog {
         self: &Arc<Self>,
         note: &InstanceNote,
     ) -> Result<Arc<Service>, NoVersion> {
-        let number = self.shared.version_of_left(&note.function, note.id);
+        let number = self.node().version_of_left(&note.function, note.id);
         self.older(&note.function, |versions| version_of_awake(versions, note, number))
     }
 
     fn older_with_asleep(self: &Arc<Self>, note: &AsleepNote) -> Result<Arc<Service>, NoVersion> {
         let function = &note.function;
-        let number = self.shared.version_of_left(function, note.id);
+        let number = self.node().version_of_left(function, note.id);
         let find = |base: Option<ImageId>| {
             move |versions: Vec<Version>| {
                 let of_files = |version: &Version| version.index == note.index;
@@ -126,15 +126,15 @@ impl Catalog {
                 service.version() == built.number && service.image() == built.image.to_string();
             is_same && can_be_used
         };
-        if let Some(known) = self.shared.versions_of(function.as_str()).into_iter().find(is_it) {
+        if let Some(known) = self.services.versions_of(function.as_str()).into_iter().find(is_it) {
             return Ok(known);
         }
         let (launcher, _) = self.resting(&built)?;
         let (image, config) = (built.image.to_string(), built.function.config.clone());
         let launcher = Arc::new(launcher);
         let service =
-            Service::of_version(config, built.number, image, launcher, self.shared.clone());
-        self.shared.keep_for_sandboxes(&service);
+            Service::of_version(config, built.number, image, launcher, self.services.clone());
+        self.services.keep_for_sandboxes(&service);
         Ok(service)
     }
 }

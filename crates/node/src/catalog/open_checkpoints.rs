@@ -83,6 +83,7 @@ mod tests {
     use super::*;
     use crate::instance::{Client, LaunchError, Launched};
     use crate::node::NodeState;
+    use crate::service::Services;
 
     struct Nothing;
 
@@ -105,7 +106,7 @@ mod tests {
     }
 
     fn service() -> Arc<Service> {
-        Service::new(config(""), String::new(), Arc::new(Nothing), NodeState::new(1))
+        Service::new(config(""), String::new(), Arc::new(Nothing), Services::new(NodeState::new(1)))
     }
 
     fn open_for(name: &str, image: u8, more: &str) -> OpenFor {

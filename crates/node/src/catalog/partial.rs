@@ -100,8 +100,8 @@ impl Catalog {
             Some(reason) => drop(report.broken.insert(name.to_string(), reason.clone())),
             None => report.loaded.push(name.to_string()),
         }
-        let (image_name, shared) = (image.to_string(), self.shared.clone());
-        self.shared.install(Service::of_version(config, PARTIAL, image_name, launcher, shared));
+        let (image_name, services) = (image.to_string(), self.services.clone());
+        self.services.install(Service::of_version(config, PARTIAL, image_name, launcher, services));
         let known = Known {
             image,
             created_ms,
@@ -136,9 +136,9 @@ impl Catalog {
 
     fn far_contents(&self, function: &PartialFunction) -> std::io::Result<FarContents> {
         let (shared, name) =
-            (Arc::downgrade(&self.shared), function.record.function.config.name.clone());
+            (Arc::downgrade(self.node()), function.record.function.config.name.clone());
         let problem = move || shared.upgrade()?.pulls().fetching(name.as_str())?.problem;
-        FarContents::new(function, self.shared.metrics().pulls().parts(), Box::new(problem))
+        FarContents::new(function, self.node().metrics().pulls().parts(), Box::new(problem))
     }
 
     fn launcher_of_partial(
@@ -170,10 +170,10 @@ impl Catalog {
             &self.store,
             (function, contents),
             (self.logs.clone(), self.log(&config.name)),
-            self.shared.tenants().serving(tenant)?,
+            self.node().tenants().serving(tenant)?,
             config,
         )?;
-        launcher.read_secrets_from(self.shared.secrets());
+        launcher.read_secrets_from(self.node().secrets());
         Ok(launcher)
     }
 }

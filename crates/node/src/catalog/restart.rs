@@ -1,7 +1,7 @@
 //! Restarting a function: the same versions of it, served by new instances.
 
 use super::Catalog;
-use crate::node::Served;
+use crate::service::Served;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use thaw_home::config::{FunctionConfig, FunctionName};
@@ -65,7 +65,7 @@ impl Catalog {
     pub fn restart(self: &Arc<Self>, home: &Home, name: &str) -> Result<Restarted, RestartError> {
         let _reloading = self.reloading.lock().expect("no holder panics");
         let unknown = || RestartError::Unknown(name.to_owned());
-        let before = self.shared.served(name).ok_or_else(unknown)?;
+        let before = self.services.served(name).ok_or_else(unknown)?;
         if before.services().any(|service| service.version() == super::partial::PARTIAL) {
             return Err(RestartError::Partial(name.to_owned()));
         }
@@ -82,7 +82,7 @@ impl Catalog {
         let known = active.function.config.name.clone();
         self.serve_anew(&known, &record, &active)?;
         let instances = before.services().map(|service| service.count_others()).sum();
-        let all = self.shared.versions_of(name);
+        let all = self.services.versions_of(name);
         let sandboxes = all.iter().map(|service| service.held_count()).sum();
         tracing::info!(function = name, instances, sandboxes, "restarted");
         Ok(Restarted { function: name.to_owned(), instances, sandboxes })
@@ -108,7 +108,7 @@ impl Catalog {
             known.entry(name.clone()).or_default().versions = before;
             return Err(RestartError::NotServed { function: name.to_string(), reason });
         }
-        self.shared.deploy(Served::split(service, shares));
+        self.services.deploy(Served::split(service, shares));
         Ok(())
     }
 }

@@ -1,9 +1,8 @@
 //! The room that images take on disk.
 
 use super::Catalog;
-use crate::node::NodeState;
 use crate::packing::{self, OpenImages};
-use crate::service::Service;
+use crate::service::{Service, Services};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use thaw_store::ImageId;
@@ -28,7 +27,7 @@ impl Catalog {
     /// `room` bytes on disk.
     fn make_room(&self, room: u64) {
         self.close_gone_checkpoints();
-        let made = packing::make_room(&self.store, room, &OfServices(&self.shared));
+        let made = packing::make_room(&self.store, room, &OfServices(&self.services));
         match made {
             Ok(report) => {
                 if report.packed > 0 {
@@ -43,7 +42,7 @@ impl Catalog {
 }
 
 /// The images that services have open.
-struct OfServices<'a>(&'a NodeState);
+struct OfServices<'a>(&'a Services);
 
 impl OfServices<'_> {
     fn of(&self, image: ImageId) -> impl Iterator<Item = Arc<Service>> {

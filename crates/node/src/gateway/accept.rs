@@ -12,8 +12,9 @@ use crate::edge::{AccessRecord, Addresses, Asked, RequestId, Target};
 use crate::instance::{Client, Way};
 use crate::node::NodeState;
 use crate::reactor::{watch, watch_listener};
-use crate::service::Service;
+use crate::service::{Service, Services};
 use crate::socket::{defer_accept, peek, set_nodelay};
+use crate::triggers::Triggers;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -51,7 +52,8 @@ impl Default for GatewayConfig {
 /// Accepts clients on any number of listeners.
 #[derive(Clone)]
 pub struct Gateway {
-    shared: Arc<NodeState>,
+    services: Arc<Services>,
+    triggers: Weak<Triggers>,
     config: GatewayConfig,
 }
 
@@ -88,14 +90,25 @@ impl Arrival {
 }
 
 impl Gateway {
-    /// A gateway to the functions of a node.
-    pub fn new(shared: Arc<NodeState>, config: GatewayConfig) -> Self {
-        Self { shared, config }
+    /// A gateway to these functions. Clients can queue invocations as long as there are
+    /// triggers.
+    pub fn new(services: Arc<Services>, triggers: Weak<Triggers>, config: GatewayConfig) -> Self {
+        Self { services, triggers, config }
     }
 
     /// What all functions share.
     pub(super) fn shared(&self) -> &Arc<NodeState> {
-        &self.shared
+        self.services.shared()
+    }
+
+    /// The functions.
+    pub(super) fn services(&self) -> &Arc<Services> {
+        &self.services
+    }
+
+    /// What calls functions without a client that waits; `None`: nothing does.
+    pub(super) fn triggers(&self) -> Option<Arc<Triggers>> {
+        self.triggers.upgrade()
     }
 
     pub(super) fn config(&self) -> GatewayConfig {
@@ -111,7 +124,7 @@ impl Gateway {
         defer_accept(&listener, 1)?;
         let function: Option<Arc<str>> = function.map(Into::into);
         let entrance = function.clone().unwrap_or_else(|| "".into());
-        let admission = self.shared.admission().clone();
+        let admission = self.shared().admission().clone();
         accept_all(listener, &admission, |arrival| {
             self.arrive(arrival, function.as_ref(), &entrance);
         })
@@ -126,16 +139,16 @@ impl Gateway {
     pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
         // It may have been that of a function whose clients speak first.
         defer_accept(&listener, 0)?;
-        let admission = self.shared.admission().clone();
+        let admission = self.shared().admission().clone();
         accept_all(listener, &admission, |arrival| {
             // Otherwise the function has just been removed, and this listener with it.
-            let Some(service) = self.shared.route_by_chance(&function) else { return };
-            match passing::admit_raw(&self.shared, &service, arrival.peer) {
+            let Some(service) = self.services.route_by_chance(&function) else { return };
+            match passing::admit_raw(self.shared(), &service, arrival.peer) {
                 Ok(()) => self.place(arrival, &service, None),
                 // Its client would not understand; that it is closed says enough.
                 Err(refusal) => {
                     let (id, name) = (RequestId::new(), Some(service.name()));
-                    report::refused(&self.shared, id, arrival.peer, name, &refusal);
+                    report::refused(self.shared(), id, arrival.peer, name, &refusal);
                 }
             }
         })
@@ -150,7 +163,7 @@ impl Gateway {
         defer_accept(&listener, 1)?;
         // No function can be called so.
         let entrance: Entrance = "(TLS)".into();
-        let admission = self.shared.admission().clone();
+        let admission = self.shared().admission().clone();
         accept_all(listener, &admission, |arrival| {
             tokio::spawn(self.clone().shake_hands(arrival, entrance.clone()));
         })
@@ -194,7 +207,7 @@ impl Gateway {
             let is_http1 = service.config().protocol == Protocol::Http1;
             let is_own = function.is_some() && entry.connections == Connections::Handover;
             // What is handed over has no spans.
-            let is_last = head.announces == Announcement::Last && self.shared.tracer().is_none();
+            let is_last = head.announces == Announcement::Last && self.shared().tracer().is_none();
             entry.kind == EntryKind::Http && is_http1 && (is_last || is_own)
         };
         match service {
@@ -206,7 +219,7 @@ impl Gateway {
                 let prepared = service
                     .as_ref()
                     .filter(|_| is_plain)
-                    .and_then(|service| Prepared::begin(&self.shared, service, &arrival));
+                    .and_then(|service| Prepared::begin(self.shared(), service, &arrival));
                 let (function, entrance) = (function.cloned(), entrance.clone());
                 let first = First { service, prepared };
                 let serving = client::serve(self.clone(), arrival, function, entrance, first);
@@ -223,7 +236,7 @@ impl Gateway {
         head: &Head,
         own: Option<&Arc<str>>,
     ) -> (Option<Arc<Service>>, bool) {
-        let rules = report::rules_for(&self.shared, arrival.addresses());
+        let rules = report::rules_for(self.shared(), arrival.addresses());
         let (name, is_whole) = match (own, &rules) {
             (Some(own), _) => (Some(own.to_string()), true),
             (None, None) => {
@@ -250,7 +263,7 @@ impl Gateway {
 
     /// The version of a function for the first request of a connection.
     fn choose(&self, name: &str, arrival: &Arrival) -> Option<Arc<Service>> {
-        let served = self.shared.served(name)?;
+        let served = self.services.served(name)?;
         if !served.looks_at_headers() {
             return Some(served.choose(|_| false));
         }
@@ -268,10 +281,10 @@ impl Gateway {
     /// Gives the connection to an instance, and follows it to its end.
     fn place(&self, arrival: Arrival, service: &Arc<Service>, head: Option<&Head>) {
         let record = head
-            .filter(|_| self.shared.edge().logs_requests())
+            .filter(|_| self.shared().edge().logs_requests())
             .map(|head| Arc::new(record(&arrival, head)));
         let wants_head_only = head.is_some_and(Head::wants_head_only);
-        attend(service, arrival.into_client(&self.shared, wants_head_only), record);
+        attend(service, arrival.into_client(self.shared(), wants_head_only), record);
     }
 
     /// Waits for the rest of the head, without consuming any of it.
@@ -280,12 +293,12 @@ impl Gateway {
         let Ok(watched) = watch(socket) else { return };
         let deadline = Instant::now() + self.config.head_timeout;
         let displaced = Arc::new(Notify::new());
-        let number = self.shared.admission().wait(&entrance, &displaced);
+        let number = self.shared().admission().wait(&entrance, &displaced);
         let found = tokio::select! {
             found = timeout_at(deadline, read_head(&watched)) => Some(found),
             () = displaced.notified() => None,
         };
-        self.shared.admission().stop_waiting(&entrance, number);
+        self.shared().admission().stop_waiting(&entrance, number);
         let socket = watched.into_inner();
         let arrival = Arrival { socket, peer, local, accepted_ns, admitted };
         match found {
@@ -304,9 +317,9 @@ impl Gateway {
 
     fn refuse(&self, arrival: Arrival, refusal: Refusal) {
         let id = RequestId::new();
-        report::refused(&self.shared, id, arrival.peer, None, &refusal);
-        let audience = report::audience(&self.shared, arrival.addresses());
-        let client = arrival.into_client(&self.shared, false);
+        report::refused(self.shared(), id, arrival.peer, None, &refusal);
+        let audience = report::audience(self.shared(), arrival.addresses());
+        let client = arrival.into_client(self.shared(), false);
         tokio::spawn(async move { refuse(&client, &refusal, id, audience).await });
     }
 }

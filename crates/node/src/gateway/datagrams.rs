@@ -117,7 +117,7 @@ impl Gateway {
                 Some(Err(mpsc::error::TrySendError::Closed(datagram))) => datagram,
                 None => buffer[..len].to_vec(),
             };
-            let Some(service) = self.shared().route_by_chance(&function) else { continue };
+            let Some(service) = self.services().route_by_chance(&function) else { continue };
             let admitted = passing::admit_raw(self.shared(), &service, peer)
                 .and_then(|()| share(self.shared(), &service, lock(&flows).len()));
             let share = match admitted {

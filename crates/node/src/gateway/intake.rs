@@ -90,9 +90,8 @@ pub(super) async fn take_in(
     if mode != Mode::Structured && !is_queued {
         return Ok(TakenIn::Passed(body.into()));
     }
-    let shared = client.gateway.shared();
     let unavailable = || not_queued(service, NotQueued::Full("the node is stopping".to_owned()));
-    let triggers = shared.triggers().ok_or_else(unavailable)?;
+    let triggers = client.gateway.triggers().ok_or_else(unavailable)?;
     let most = most_bytes(config, is_queued).min(body_max.unwrap_or(u64::MAX));
     let mut room = triggers.room(holder(service));
     let patience = service.config().limits.timeout.0.min(BODY_PATIENCE);
@@ -112,10 +111,11 @@ pub(super) async fn take_in(
         return Ok(TakenIn::Passed(RequestBody::read(body, bytes.into(), room)));
     }
     let origin = if is_operator(client) { Origin::Operator } else { Origin::Client };
-    let producing = Producing::begin(shared.tracer(), id, service.name().as_str());
+    let tracer = client.gateway.shared().tracer();
+    let producing = Producing::begin(tracer, id, service.name().as_str());
     producing.id().write(&mut head.headers);
     let new = invocation(service, (origin, user), head, bytes)?;
-    let queued = triggers.queue(shared, new, room).await.map_err(|why| not_queued(service, why))?;
+    let queued = triggers.queue(new, room).await.map_err(|why| not_queued(service, why))?;
     producing.finish(queued.id);
     Ok(TakenIn::Queued(answer(queued)))
 }
@@ -136,7 +136,7 @@ async fn status_of(
     id: InvocationId,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let unavailable = || not_queued(service, NotQueued::Full("the node is stopping".to_owned()));
-    let triggers = client.gateway.shared().triggers().ok_or_else(unavailable)?;
+    let triggers = client.gateway.triggers().ok_or_else(unavailable)?;
     let found = triggers.status(service.name().to_string(), id).await;
     let found = found.map_err(|why| not_queued(service, why.into()))?;
     let (code, body) = match found {

@@ -316,7 +316,7 @@ pub(super) fn choose(client: &RoutedClient, name: &str, head: &Parts) -> Option<
     if let Some(service) = chosen.filter(|service| !service.is_retired()) {
         return Some(service);
     }
-    let served = client.gateway.shared().served(name)?;
+    let served = client.gateway.services().served(name)?;
     Some(served.choose(|rule| {
         let mut values = head.headers.get_all(rule.name.as_str()).iter();
         values.any(|value| value.as_bytes() == rule.value.as_bytes())

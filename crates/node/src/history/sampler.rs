@@ -5,7 +5,7 @@ use super::stats::{FunctionStats, NodeStats, Stats};
 use crate::boots::BootKind;
 use crate::instance::InstanceState;
 use crate::metrics::{FUNCTIONS_MAX, OTHERS, Reading, TimesReading, now_ms};
-use crate::node::NodeState;
+use crate::service::Services;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The last hour of a node.
 pub struct History {
-    shared: Arc<NodeState>,
+    services: Arc<Services>,
     pool: Arc<ZygotePool>,
     began: Instant,
     kept: Mutex<Kept>,
@@ -48,8 +48,8 @@ struct Present {
 
 impl History {
     /// One without a past.
-    pub fn new(shared: Arc<NodeState>, pool: Arc<ZygotePool>) -> Arc<Self> {
-        let history = Self { shared, pool, began: Instant::now(), kept: Mutex::default() };
+    pub fn new(services: Arc<Services>, pool: Arc<ZygotePool>) -> Arc<Self> {
+        let history = Self { services, pool, began: Instant::now(), kept: Mutex::default() };
         history.sample(INTERVAL);
         Arc::new(history)
     }
@@ -108,14 +108,14 @@ impl History {
 
     fn present(&self) -> Present {
         let mut present = Present::default();
-        for service in self.shared.everything() {
+        for service in self.services.everything() {
             let of = present.instances.entry(service.name().to_string()).or_default();
             for instance in service.instances() {
                 *of.entry(instance.state.name().to_owned()).or_default() += 1;
             }
             *of.entry("ready".to_owned()).or_default() += service.launcher().standby().ready.len();
         }
-        for tenant in self.shared.tenants().all() {
+        for tenant in self.services.shared().tenants().all() {
             let meter = tenant.cpu().meter();
             present.memory += meter.memory();
             present.cpu += meter.cpu_time();
@@ -130,10 +130,10 @@ impl History {
 
     fn sample(&self, elapsed: Duration) {
         let present = self.present();
-        let tallies = self.shared.metrics().tallies();
+        let tallies = self.services.shared().metrics().tallies();
         tallies.keep_only(|name| present.instances.contains_key(name));
         let now = tallies.read();
-        let free = self.shared.capacity().available_permits();
+        let free = self.services.shared().capacity().available_permits();
         self.kept().take(&present, now, elapsed, free);
     }
 }

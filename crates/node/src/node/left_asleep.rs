@@ -1,12 +1,9 @@
-//! Instances that are asleep from one daemon to the next: those that an earlier one has left are taken
-//! over when their functions are served, and this one leaves its own to the next.
+//! Instances that an earlier daemon has put to sleep, until their functions are served.
 
-use super::{NodeState, Served};
+use super::NodeState;
 use crate::asleep::{AsleepNote, Left};
-use crate::service::Service;
-use std::collections::HashMap;
-use std::mem;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::MutexGuard;
 use thaw_home::config::FunctionName;
 
 impl NodeState {
@@ -14,7 +11,12 @@ impl NodeState {
     /// served. To be called before that.
     pub fn wake_up_with(&self, left: Vec<Left>) {
         left.iter().for_each(|one| self.note_instance(one.note.id));
-        *self.left_asleep.lock().expect("no holder panics") = left;
+        *self.left_asleep() = left;
+    }
+
+    /// Those of them that are not taken over yet.
+    pub(crate) fn left_asleep(&self) -> MutexGuard<'_, Vec<Left>> {
+        self.left_asleep.lock().expect("no holder panics")
     }
 
     /// Says which instances of an earlier daemon are sandboxes, of which functions and which versions
@@ -34,67 +36,27 @@ impl NodeState {
     }
 
     /// Whether an instance that an earlier daemon has put to sleep is a sandbox.
-    fn is_sandbox(&self, note: &AsleepNote) -> bool {
+    pub(crate) fn is_sandbox(&self, note: &AsleepNote) -> bool {
         self.version_of_left(&note.function, note.id).is_some()
     }
 
     /// The sandboxes of a function that an earlier daemon has put to sleep, and that are not taken in
     /// yet.
     pub(crate) fn left_sandboxes_of(&self, function: &FunctionName) -> Vec<AsleepNote> {
-        let left = self.left_asleep.lock().expect("no holder panics");
+        let left = self.left_asleep();
         let notes = left.iter().map(|one| &one.note);
         notes.filter(|note| note.function == *function && self.is_sandbox(note)).cloned().collect()
     }
 
-    /// Those that are no sandboxes and belong to a function that can be served now are taken over, or
-    /// end.
-    pub(super) fn take_over_asleep(&self, served: &Served) {
-        let active = served.active();
-        if active.launcher().index().is_none() {
-            // It may be served when it was frozen anew.
-            return;
-        }
-        let mut left = self.left_asleep.lock().expect("no holder panics");
-        let is_its =
-            |one: &mut Left| one.note.function == *active.name() && !self.is_sandbox(&one.note);
-        let own: Vec<Left> = left.extract_if(.., is_its).collect();
-        drop(left);
-        for one in own {
-            let has_files =
-                |service: &&Arc<Service>| service.launcher().index() == Some(one.note.index);
-            let service = served.services().find(has_files).unwrap_or(active);
-            self.take_in(service, one);
-        }
-    }
-
-    /// Takes in the sandboxes that are of versions which are served now. Those of others stay what
-    /// they are.
-    pub(super) fn take_in_sandboxes(&self, served: &Served) {
-        for note in self.left_sandboxes_of(served.active().name()) {
-            let number = self.version_of_left(&note.function, note.id).unwrap_or_default();
-            let is_its = |service: &&Arc<Service>| {
-                [0, service.version()].contains(&number) && service.check_asleep(&note).is_ok()
-            };
-            if let Some(service) = served.services().find(is_its) {
-                self.take_in_left(service, note.id);
-            }
-        }
-    }
-
-    /// Makes one of those that an earlier daemon has put to sleep an instance of a service that is
-    /// among all that there are.
-    pub(crate) fn take_in_left(&self, service: &Arc<Service>, instance: u64) {
-        // Whoever looks for the instance meanwhile waits, and does not take it for gone.
-        let mut left = self.left_asleep.lock().expect("no holder panics");
-        if let Some(at) = left.iter().position(|one| one.note.id == instance) {
-            let one = left.swap_remove(at);
-            self.take_in(service, one);
-        }
+    /// Instances that an earlier daemon has put to sleep, and that are not taken in yet.
+    pub(crate) fn left_ids(&self) -> HashSet<u64> {
+        let left = self.left_asleep();
+        left.iter().map(|one| one.note.id).collect()
     }
 
     /// Ends one of them.
     pub(crate) fn end_left(&self, instance: u64) {
-        let mut left = self.left_asleep.lock().expect("no holder panics");
+        let mut left = self.left_asleep();
         let before = left.len();
         left.retain(|one| one.note.id != instance);
         if left.len() < before {
@@ -102,34 +64,9 @@ impl NodeState {
         }
     }
 
-    /// Makes an instance that an earlier daemon has put to sleep one of a service, or ends it.
-    fn take_in(&self, service: &Arc<Service>, one: Left) {
-        let (function, instance) = (service.name(), one.note.id);
-        if self.is_sandbox(&one.note) {
-            service.hold(instance);
-        }
-        match service.take_over_asleep(one) {
-            Ok(()) => {
-                tracing::info!(%function, instance, "an instance of an earlier daemon is asleep")
-            }
-            Err(why) => {
-                self.departs(instance);
-                tracing::warn!(%function, instance, "ended an instance that was asleep: {why}");
-            }
-        }
-    }
-
-    /// Whether this instance is here, awake or asleep, or may be taken over yet.
-    pub fn may_have_instance(&self, id: u64) -> bool {
-        let left = self.left_asleep.lock().expect("no holder panics");
-        let is_left = left.iter().any(|one| one.note.id == id);
-        drop(left);
-        is_left || self.service_of(id).is_some()
-    }
-
     /// Ends those of functions that are gone.
     pub fn forget_left_asleep(&self, is_gone: impl Fn(&FunctionName) -> bool) {
-        let mut left = self.left_asleep.lock().expect("no holder panics");
+        let mut left = self.left_asleep();
         left.retain(|one| {
             let is_gone = is_gone(&one.note.function);
             if is_gone {
@@ -139,26 +76,6 @@ impl NodeState {
             }
             !is_gone
         });
-    }
-
-    /// Leaves instances that are asleep to the next daemon, where their functions want that; how
-    /// many there are.
-    pub fn keep_asleep(&self) -> usize {
-        self.keep_asleep_of(Service::persists)
-    }
-
-    /// Leaves all instances that are asleep to the next daemon; how many there are.
-    pub fn keep_all_asleep(&self) -> usize {
-        self.keep_asleep_of(|_| true)
-    }
-
-    fn keep_asleep_of(&self, is_wanted: impl Fn(&Service) -> bool) -> usize {
-        // First: what is taken in meanwhile is in one of the services.
-        let left = mem::take(&mut *self.left_asleep.lock().expect("no holder panics"));
-        left.iter().for_each(Left::keep);
-        let services = self.everything();
-        let wanted = services.iter().filter(|service| is_wanted(service));
-        wanted.map(|service| service.keep_asleep()).sum::<usize>() + left.len()
     }
 }
 

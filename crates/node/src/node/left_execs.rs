@@ -2,8 +2,8 @@
 //! there is none.
 
 use super::NodeState;
+use crate::instance::ConnectionTable;
 use crate::remote::ExecNote;
-use crate::service::Service;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -71,25 +71,20 @@ impl NodeState {
         self.left_execs.all.lock().expect("no holder panics").remove(&instance)
     }
 
-    /// Has the processes of all live instances wait for the next daemon, and notes them: the last thing
-    /// that this one does, since what becomes of them after that is not known to the next. A sandbox that
-    /// computes and does not look is waited for, but not for long.
-    pub async fn leave_execs(&self) {
+    /// Has the processes of live instances wait for the next daemon, and notes them; with each instance
+    /// comes whether its memory is encrypted when it sleeps. A sandbox that computes and does not look is
+    /// waited for, but not for long.
+    pub(crate) async fn leave_execs_of(&self, tables: &[(u64, Arc<ConnectionTable>, bool)]) {
         let Some(file) = self.left_execs.file.get() else { return };
-        let of_all = |service: &Arc<Service>| {
-            let is_secret = service.config().hibernate.encrypt;
-            service.with_execs().into_iter().map(move |(id, table)| (id, table, is_secret))
-        };
-        let tables: Vec<_> = self.everything().iter().flat_map(of_all).collect();
         if tables.is_empty() {
             return;
         }
-        for (_, table, _) in &tables {
+        for (_, table, _) in tables {
             table.execs().wait_for_next(&*table.connector());
             table.watch();
         }
         let all = async {
-            for (_, table, _) in &tables {
+            for (_, table, _) in tables {
                 table.execs().wait().await;
             }
         };

@@ -16,10 +16,9 @@ pub use contents::Started;
 pub use description::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, SandboxProblem};
 pub use file::{functions_of_sandboxes, versions_of_sandboxes};
 
-use crate::node::NodeState;
 use crate::remote::look_at_egress_bytes;
 use crate::sandboxes::usage::usage_of;
-use crate::service::Service;
+use crate::service::{Service, Services};
 use crate::to_its_end::to_its_end;
 use file::Known;
 use making::Making;
@@ -32,7 +31,7 @@ use timeouts::Times;
 
 /// The sandboxes of a node.
 pub struct Sandboxes {
-    node: Arc<NodeState>,
+    services: Arc<Services>,
     /// By their names, for the next daemon, too.
     all: StateFile<Known>,
     /// Those that are being made. Locked before `all`.
@@ -43,19 +42,19 @@ pub struct Sandboxes {
 impl Sandboxes {
     /// The service of the instance of one, if that is there.
     fn service(&self, info: &SandboxInfo) -> Option<Arc<Service>> {
-        self.node.service_with(&info.function, info.instance)
+        self.services.service_with(&info.function, info.instance)
     }
 
     /// Whether there is one of this name, if only its file, whose function is not served yet.
     pub fn knows(&self, name: &str) -> bool {
-        let is_there = |info: &SandboxInfo| self.node.may_have_instance(info.instance);
+        let is_there = |info: &SandboxInfo| self.services.may_have_instance(info.instance);
         self.all.lock().get(name).is_some_and(is_there)
     }
 
     /// All of them whose instances are there.
     pub fn list(&self) -> Vec<SandboxInfo> {
         // First: what is taken in meanwhile has a service then.
-        let left = self.node.left_ids();
+        let left = self.services.shared().left_ids();
         let all: Vec<_> = self.all.lock().values().cloned().collect();
         let shown = all.into_iter().filter_map(|info| {
             let service = self.service(&info);
@@ -105,7 +104,7 @@ impl Sandboxes {
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         let usage = Some(usage_of(&service, info.instance).await);
-        let egress = self.node.egress().info(info.instance);
+        let egress = self.services.shared().egress().info(info.instance);
         Ok(SandboxInfo { egress, usage, ..info })
     }
 
@@ -118,8 +117,8 @@ impl Sandboxes {
         let state = service.as_ref().and_then(|service| service.state_of(info.instance));
         let state = state.map(|state| state.name().to_owned());
         let memory_kept = service.and_then(|service| service.why_memory_is_kept(info.instance));
-        let network = self.node.egress().bytes(info.instance);
-        let volumes = self.node.own_volumes().of(info.instance);
+        let network = self.services.shared().egress().bytes(info.instance);
+        let volumes = self.services.shared().own_volumes().of(info.instance);
         SandboxInfo { state, memory_kept, network, volumes, ..info }
     }
 
@@ -159,8 +158,8 @@ impl Sandboxes {
 
     fn kill_noted(self: &Arc<Self>, info: &SandboxInfo) {
         // It may be asleep since before this daemon began.
-        self.node.end_left(info.instance);
-        self.node.own_volumes().release(info.instance);
+        self.services.shared().end_left(info.instance);
+        self.services.shared().own_volumes().release(info.instance);
         if let Some(service) = self.service(info) {
             service.kill(info.instance);
         }

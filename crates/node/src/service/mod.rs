@@ -1,5 +1,6 @@
 //! A function that is being served: its instances, and which of them gets a
-//! connection.
+//! connection. `services` has all of them: which versions get requests, and which instances end to make
+//! room for others.
 //!
 //! Capacity is counted by two semaphores. A connection holds a permit of its
 //! function's (`instances × concurrency`), an instance holds one of the node's.
@@ -40,6 +41,7 @@ mod request;
 mod retire;
 mod reuse;
 mod room;
+mod services;
 mod slots;
 mod supervisor;
 mod volumes;
@@ -50,6 +52,7 @@ pub use memory::REST_PATIENCE;
 pub use place::Placement;
 pub(crate) use place::{Found, PlaceError};
 pub(crate) use reuse::Reuse;
+pub use services::{Served, Services, ShareOf, watch_cpu_time};
 pub use volumes::VolumeFiles;
 
 use crate::admission::OUTPUT_SHARE;
@@ -81,6 +84,8 @@ pub struct Service {
     image: String,
     launcher: Arc<dyn Launcher>,
     shared: Arc<NodeState>,
+    /// All that are served on the node: they make room for each other, and may have the same volumes.
+    services: Arc<Services>,
     permits: Arc<Semaphore>,
     connected: ConnectionCounters,
     crashes: Arc<Crashes>,
@@ -140,9 +145,9 @@ impl Service {
         config: FunctionConfig,
         image: String,
         launcher: Arc<dyn Launcher>,
-        shared: Arc<NodeState>,
+        services: Arc<Services>,
     ) -> Arc<Self> {
-        Self::of_version(config, 1, image, launcher, shared)
+        Self::of_version(config, 1, image, launcher, services)
     }
 
     /// Serves a version of a function with instances from `launcher`.
@@ -151,11 +156,12 @@ impl Service {
         version: u32,
         image: String,
         launcher: Arc<dyn Launcher>,
-        shared: Arc<NodeState>,
+        services: Arc<Services>,
     ) -> Arc<Self> {
         let limits = &config.limits;
         let places = u64::from(limits.instances.get()) * u64::from(limits.concurrency.get());
         let places = (places as usize).min(Semaphore::MAX_PERMITS);
+        let shared = services.shared().clone();
         let connected = shared.metrics().connected(&config.name);
         let crashes = shared.crashes_of(&config.name, version, limits.crashes);
         let tenant = shared.tenants().of(TenantName::of(config.sharing.domain.as_ref()));
@@ -166,6 +172,7 @@ impl Service {
             image,
             launcher,
             shared,
+            services,
             connected,
             crashes,
             tenant,

@@ -286,8 +286,8 @@ impl Service {
             if let Some(lease) = turn.try_lease() {
                 return Ok(lease);
             }
-            if !(coming.is_awaited() && self.shared.is_room_coming_to(&self.tenant)) {
-                if !self.shared.make_room_beside_clients_of(&self.tenant, spared) {
+            if !(coming.is_awaited() && self.services.is_room_coming_to(&self.tenant)) {
+                if !self.services.make_room_beside_clients_of(&self.tenant, spared) {
                     // It may have come a moment ago.
                     return turn.try_lease().ok_or_else(full);
                 }
@@ -323,8 +323,8 @@ impl Service {
         tokio::pin!(room);
         let mut coming = self.coming();
         loop {
-            let is_relied_on = coming.is_awaited() && self.shared.is_room_coming();
-            let is_coming = is_relied_on || self.shared.make_room_beside_clients(spared);
+            let is_relied_on = coming.is_awaited() && self.services.is_room_coming();
+            let is_coming = is_relied_on || self.services.make_room_beside_clients(spared);
             if !is_relied_on {
                 coming.begin(self.shared.coming_patience());
             }

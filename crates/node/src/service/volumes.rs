@@ -1,13 +1,12 @@
 //! Volumes of instances: who uses them, and who rests while they are copied.
 
-use super::Service;
+use super::{Service, Services};
 use crate::instance::{Command, GiveUp, Held, Hold, InstanceState, VolumesAtRest};
-use crate::node::NodeState;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_home::config::FunctionName;
-use thaw_home::volumes::{Purpose, PutBack, VolumeError, VolumeSnapshot, VolumeStore};
+use thaw_home::volumes::{Purpose, PutBack, VolumeError, VolumeSnapshot};
 use thaw_sandbox::{Copied, Volume};
 use thaw_store::Name;
 use tokio::sync::oneshot;
@@ -37,7 +36,7 @@ struct User {
     volumes: Vec<Name>,
 }
 
-impl NodeState {
+impl Services {
     /// The instances that have some of these volumes, those included that are asleep.
     fn users_of(&self, volumes: &[Name]) -> Vec<User> {
         let user = |info: super::InstanceInfo| {
@@ -53,7 +52,7 @@ impl NodeState {
     /// Opens the volumes of sandboxes that are asleep since before this daemon, so that nobody removes
     /// them. Blocks.
     pub fn keep_own_volumes(&self) {
-        for id in self.own_volumes().ids() {
+        for id in self.shared().own_volumes().ids() {
             if let Some(service) = self.service_of(id) {
                 service.keep_own_volumes(id);
             }
@@ -123,7 +122,7 @@ impl NodeState {
         purpose: Purpose,
         but: Option<u64>,
     ) -> Result<VolumesAtRest, String> {
-        let store = self.volumes()?;
+        let store = self.shared().volumes()?;
         let listed: Vec<_> = names
             .iter()
             .map(|volume| VolumeSnapshot { volume: volume.clone(), label: label.clone() })
@@ -142,15 +141,6 @@ impl NodeState {
         }
     }
 
-    /// The volumes of its home.
-    ///
-    /// # Errors
-    /// One sentence: it is no daemon's.
-    pub fn volumes(&self) -> Result<VolumeStore, String> {
-        let secrets = self.secrets().ok_or("only a daemon has volumes")?;
-        Ok(secrets.volumes())
-    }
-
     /// Makes a snapshot of a volume, while its users rest. It is done to its end, also if nobody waits
     /// for that any more.
     ///
@@ -162,13 +152,13 @@ impl NodeState {
         name: Name,
         label: Name,
     ) -> Result<Copied, String> {
-        let node = self.clone();
-        let making = tokio::spawn(async move { node.snapshot_volume_now(name, label).await });
+        let services = self.clone();
+        let making = tokio::spawn(async move { services.snapshot_volume_now(name, label).await });
         making.await.map_err(|error| error.to_string())?
     }
 
     async fn snapshot_volume_now(&self, name: Name, label: Name) -> Result<Copied, String> {
-        let store = self.volumes()?;
+        let store = self.shared().volumes()?;
         let copied = match store.is_open(&name) {
             true => {
                 let purpose = Purpose::Operator;
@@ -214,7 +204,7 @@ impl Service {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let label = Name::new(&format!("checkpoint-{}", now.as_millis()));
         let label = label.map_err(|error| error.to_string())?;
-        let begun = self.shared.snapshots_at_rest(names, label, Purpose::Checkpoint, Some(id));
+        let begun = self.services.snapshots_at_rest(names, label, Purpose::Checkpoint, Some(id));
         begun.await.map(Arc::new)
     }
 
@@ -251,14 +241,14 @@ impl Service {
             return Ok(None);
         }
         let names: Vec<_> = snapshots.iter().map(|snapshot| snapshot.volume.clone()).collect();
-        self.shared.check_unused(&names)?;
-        let (store, snapshots, shared) =
-            (self.shared.volumes()?, snapshots.to_vec(), self.shared.clone());
+        self.services.check_unused(&names)?;
+        let (store, snapshots, services) =
+            (self.shared.volumes()?, snapshots.to_vec(), self.services.clone());
         let done = spawn_blocking(move || {
             let sentence = |error: VolumeError| error.to_string();
             let mut begun = store.begin_put_back(&snapshots).map_err(sentence)?;
             // Copying takes its time.
-            shared.check_unused(&names)?;
+            services.check_unused(&names)?;
             begun.exchange().map_err(sentence)?;
             Ok(Some(begun))
         });

@@ -101,8 +101,8 @@ impl Service {
             if let Some(lease) = turn.try_lease().or_else(|| self.spare_room(memory)) {
                 return Ok(Waited::Room(delivery, lease));
             }
-            let is_coming = coming.is_awaited() && self.shared.is_room_coming_to(&self.tenant);
-            if may_make_room && !is_coming && self.shared.make_room_of(&self.tenant) {
+            let is_coming = coming.is_awaited() && self.services.is_room_coming_to(&self.tenant);
+            if may_make_room && !is_coming && self.services.make_room_of(&self.tenant) {
                 coming.begin(self.shared.coming_patience());
             }
             tokio::select! {
@@ -151,7 +151,7 @@ impl Service {
                 Err(delivery) => delivery,
             };
             // Before it is looked for room: what has just come is room, and not about to come any more.
-            let is_coming = coming.is_awaited() && self.shared.is_room_coming();
+            let is_coming = coming.is_awaited() && self.services.is_room_coming();
             tokio::select! {
                 biased;
                 capacity = &mut room => {
@@ -161,7 +161,7 @@ impl Service {
                 () = ready(()) => {}
             }
             // Somebody else's idle instance may hold what is wanted here.
-            if !is_coming && self.shared.make_room() {
+            if !is_coming && self.services.make_room() {
                 coming.begin(self.shared.coming_patience());
             }
             tokio::select! {

@@ -6,7 +6,7 @@ use super::destinations::Called;
 use super::record::{InvocationId, Job, Origin, Outcome, Terms};
 use super::retry::judge;
 use crate::edge::Addresses;
-use crate::node::NodeState;
+use crate::service::Services;
 use crate::traces::Consuming;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -14,7 +14,6 @@ use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_home::clock::wall_ms;
@@ -32,13 +31,13 @@ const LOOK: Duration = Duration::from_secs(2);
 const REFUSAL_MAX: usize = 16 << 10;
 
 /// Attempts what is due, until the task is dropped.
-pub(super) async fn attempt_all(triggers: Arc<Triggers>, node: Arc<NodeState>, instances: usize) {
+pub(super) async fn attempt_all(triggers: Arc<Triggers>, instances: usize) {
     let places = Arc::new(Semaphore::new((instances / 4).clamp(1, ATTEMPTS_MAX)));
     loop {
         let woken = triggers.wake.notified();
-        let wait = match node.is_draining() {
+        let wait = match triggers.services.shared().is_draining() {
             true => LOOK,
-            false => begin(&triggers, &node, &places).await,
+            false => begin(&triggers, &places).await,
         };
         tokio::select! {
             () = woken => {}
@@ -48,13 +47,9 @@ pub(super) async fn attempt_all(triggers: Arc<Triggers>, node: Arc<NodeState>, i
 }
 
 /// Begins what is due and has room; how long nothing more will be.
-async fn begin(
-    triggers: &Arc<Triggers>,
-    node: &Arc<NodeState>,
-    places: &Arc<Semaphore>,
-) -> Duration {
+async fn begin(triggers: &Arc<Triggers>, places: &Arc<Semaphore>) -> Duration {
     let (now, most) = (wall_ms(), places.available_permits());
-    let (known, terms) = (node.clone(), node.clone());
+    let (known, terms) = (triggers.services.clone(), triggers.services.clone());
     let taken = triggers.writer.ask(move |ledger| {
         ledger.expire(now, |name| {
             terms_of(&terms, name).map(|terms| terms.config).unwrap_or_default()
@@ -65,13 +60,13 @@ async fn begin(
     });
     // The log has it.
     let Ok((Ok(taken), called)) = taken.await else { return LOOK };
-    note_called(node, &called);
+    note_called(triggers, &called);
     for job in taken.jobs {
         let place = places.clone().acquire_owned().await;
-        let (triggers, node) = (triggers.clone(), node.clone());
+        let triggers = triggers.clone();
         tokio::spawn(async move {
             let _place = place;
-            attempt(&triggers, &node, job).await;
+            attempt(&triggers, job).await;
         });
     }
     let wait = taken.next_due_ms.map(|due| Duration::from_millis(due.saturating_sub(wall_ms())));
@@ -80,8 +75,8 @@ async fn begin(
 
 /// Attempts of a function at a time: half of its places at most, so that clients who wait have
 /// the others.
-fn room(node: &NodeState, function: &str) -> usize {
-    let Some(service) = node.route(function) else { return 0 };
+fn room(services: &Services, function: &str) -> usize {
+    let Some(service) = services.route(function) else { return 0 };
     let config = service.config();
     let limits = &config.limits;
     let places = limits.instances.get() as usize * limits.concurrency.get() as usize;
@@ -89,8 +84,8 @@ fn room(node: &NodeState, function: &str) -> usize {
 }
 
 /// What holds for the invocations of a function that is served.
-pub(super) fn terms_of(node: &NodeState, function: &str) -> Option<Terms> {
-    let service = node.route(function)?;
+pub(super) fn terms_of(services: &Services, function: &str) -> Option<Terms> {
+    let service = services.route(function)?;
     let config = service.config();
     Some(Terms {
         config: config.queue_terms(),
@@ -99,13 +94,13 @@ pub(super) fn terms_of(node: &NodeState, function: &str) -> Option<Terms> {
     })
 }
 
-async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
+async fn attempt(triggers: &Triggers, job: Job) {
     let (id, function) = (job.id, job.record.function.clone());
-    let mut consuming = None;
+    let (services, mut consuming) = (&triggers.services, None);
     // Its function may be gone by now.
     let patience =
-        terms_of(node, &function).map(|terms| terms.config).unwrap_or_default().timeout.0;
-    let outcome = match timeout(patience, call(triggers.gateway, node, job, &mut consuming)).await {
+        terms_of(services, &function).map(|terms| terms.config).unwrap_or_default().timeout.0;
+    let outcome = match timeout(patience, call(triggers, job, &mut consuming)).await {
         Ok(outcome) => outcome,
         Err(_) => Outcome::Failed {
             reason: format!("it was not over after {} s (`async.timeout`)", patience.as_secs_f64()),
@@ -119,64 +114,53 @@ async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
         Outcome::Refused(_) => "refused",
         Outcome::Deferred(_) => "deferred",
     };
-    node.metrics().triggers().attempted(&function, name);
+    services.shared().metrics().triggers().attempted(&function, name);
     if let Some(consuming) = consuming {
         consuming.finish(id, name);
     }
     tracing::debug!(function, invocation = %id, "an attempt is over: {outcome:?}");
-    settle(triggers, node, id, &function, outcome).await;
+    settle(triggers, id, &function, outcome).await;
     triggers.wake.notify_one();
 }
 
 /// Writes down what came of an attempt. If that cannot be done now, it is tried until it can:
 /// otherwise the invocation would stay one that runs.
-async fn settle(
-    triggers: &Triggers,
-    node: &Arc<NodeState>,
-    id: InvocationId,
-    function: &str,
-    outcome: Outcome,
-) {
+async fn settle(triggers: &Triggers, id: InvocationId, function: &str, outcome: Outcome) {
     let fallback = || Terms { config: Default::default(), domain: None, tenant_bytes: None };
     loop {
-        let terms = terms_of(node, function).unwrap_or_else(fallback);
-        let outcome = outcome.clone();
-        let known = node.clone();
+        let terms = terms_of(&triggers.services, function).unwrap_or_else(fallback);
+        let (outcome, known) = (outcome.clone(), triggers.services.clone());
         let finished = triggers.writer.ask(move |ledger| {
             let now = wall_ms();
             ledger.finish(id, outcome, &terms, now);
             ledger.call_destinations(now, |name| terms_of(&known, name))
         });
         match finished.await {
-            Ok(called) => return note_called(node, &called),
+            Ok(called) => return note_called(triggers, &called),
             Err(_) => sleep(LOOK).await,
         }
     }
 }
 
-fn note_called(node: &NodeState, called: &[Called]) {
+fn note_called(triggers: &Triggers, called: &[Called]) {
     for Called { function, is_queued } in called {
         let outcome = if *is_queued { "queued" } else { "refused" };
-        node.metrics().triggers().queued(function, outcome);
+        triggers.services.shared().metrics().triggers().queued(function, outcome);
     }
 }
 
 /// Sends the request and waits for the end of the answer.
-async fn call(
-    gateway: SocketAddr,
-    node: &NodeState,
-    job: Job,
-    consuming: &mut Option<Consuming>,
-) -> Outcome {
+async fn call(triggers: &Triggers, job: Job, consuming: &mut Option<Consuming>) -> Outcome {
+    let shared = triggers.services.shared();
     let failed = |reason: String| Outcome::Failed { reason, retry_after_ms: None };
     let (function, attempt) = (job.record.function.clone(), job.record.attempts + 1);
     let Some(mut request) = request_of(job) else {
         return Outcome::Refused("its request cannot be sent".to_owned());
     };
     let about = (&*function, attempt);
-    *consuming = Some(Consuming::begin(node.tracer(), request.headers_mut(), about));
+    *consuming = Some(Consuming::begin(shared.tracer(), request.headers_mut(), about));
     let connected = async {
-        let stream = TcpStream::connect(gateway).await?;
+        let stream = TcpStream::connect(triggers.gateway).await?;
         stream.set_nodelay(true)?;
         let (client, gateway) = (stream.local_addr()?, stream.peer_addr()?);
         std::io::Result::Ok((stream, Addresses { client, gateway }))
@@ -186,7 +170,7 @@ async fn call(
         Err(error) => return Outcome::Deferred(format!("the gateway was not reached ({error})")),
     };
     // Its client was let in when it was queued.
-    let _trusted = node.edge().operators().trust(addresses);
+    let _trusted = shared.edge().operators().trust(addresses);
     let (mut sender, connection) =
         match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await {
             Ok(connected) => connected,

@@ -36,13 +36,13 @@ pub use schedules::ScheduleInfo;
 
 use crate::body_room::{Holder, Room, Rooms};
 use crate::metrics::QueueInfo;
-use crate::node::NodeState;
+use crate::service::Services;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle as Thread;
 use thaw_home::clock::wall_ms;
 use tokio::sync::Notify;
@@ -57,6 +57,8 @@ const LISTED_MAX: usize = 1000;
 /// The triggers of a node.
 pub struct Triggers {
     writer: Writer,
+    /// What they call.
+    services: Arc<Services>,
     /// Where attempts are sent.
     gateway: SocketAddr,
     /// There may be something to attempt.
@@ -64,32 +66,33 @@ pub struct Triggers {
     rooms: Rooms,
 }
 
-/// What runs for the triggers of a node.
+/// What runs for the triggers of a node. They are gone when this is stopped: all others have only weak
+/// references.
 pub struct Running {
+    triggers: Arc<Triggers>,
     tasks: Vec<JoinHandle<()>>,
     thread: Thread<()>,
 }
 
 impl Triggers {
     /// Opens the queue in a directory, and attempts what is in it through the gateway at this
-    /// address, by so many instances at most as a part of `instances` makes. The node knows it from
-    /// now on.
+    /// address, by so many instances at most as a part of `instances` makes.
     ///
     /// # Errors
     /// The host has no thread. A file that cannot be used is no error: clients who wait are served.
     pub fn start(
         directory: &Path,
-        node: &Arc<NodeState>,
+        services: Arc<Services>,
         gateway: SocketAddr,
         instances: usize,
     ) -> io::Result<Running> {
         let (writer, thread) = Writer::start(directory.join(FILE))?;
-        let triggers =
-            Arc::new(Self { writer, gateway, wake: Notify::new(), rooms: Rooms::default() });
-        node.trigger_by(triggers.clone());
-        let attempting = attempts::attempt_all(triggers.clone(), node.clone(), instances);
-        let firing = schedules::fire_all(triggers, node.clone());
-        Ok(Running { tasks: vec![tokio::spawn(attempting), tokio::spawn(firing)], thread })
+        let (wake, rooms) = (Notify::new(), Rooms::default());
+        let triggers = Arc::new(Self { writer, services, gateway, wake, rooms });
+        let attempting = attempts::attempt_all(triggers.clone(), instances);
+        let firing = schedules::fire_all(triggers.clone());
+        let tasks = vec![tokio::spawn(attempting), tokio::spawn(firing)];
+        Ok(Running { triggers, tasks, thread })
     }
 
     /// Room for a body that is read; it takes some when the body comes.
@@ -102,14 +105,9 @@ impl Triggers {
     ///
     /// # Errors
     /// See [`NotQueued`].
-    pub(crate) async fn queue(
-        &self,
-        node: &NodeState,
-        new: NewInvocation,
-        room: Room,
-    ) -> Result<Queued, NotQueued> {
+    pub(crate) async fn queue(&self, new: NewInvocation, room: Room) -> Result<Queued, NotQueued> {
         let function = new.function.clone();
-        let queued = match attempts::terms_of(node, &function) {
+        let queued = match attempts::terms_of(&self.services, &function) {
             None => Err(NotQueued::Full(format!("`{function}` is being removed"))),
             Some(terms) => {
                 let now_ms = wall_ms();
@@ -129,7 +127,7 @@ impl Triggers {
             Ok(Queued { is_duplicate: true, .. }) => "duplicate",
             Err(_) => "refused",
         };
-        node.metrics().triggers().queued(&function, outcome);
+        self.services.shared().metrics().triggers().queued(&function, outcome);
         self.wake.notify_one();
         queued
     }
@@ -187,14 +185,9 @@ impl Triggers {
     ///
     /// # Errors
     /// The file cannot be used, or there is no room for all of them.
-    pub async fn retry(
-        &self,
-        node: &NodeState,
-        function: String,
-        which: Which,
-    ) -> Result<u64, NotQueued> {
+    pub async fn retry(&self, function: String, which: Which) -> Result<u64, NotQueued> {
         let gone = || NotQueued::Full(format!("no function is named `{function}`"));
-        let terms = attempts::terms_of(node, &function).ok_or_else(gone)?;
+        let terms = attempts::terms_of(&self.services, &function).ok_or_else(gone)?;
         let now_ms = wall_ms();
         let count =
             self.writer.ask(move |ledger| ledger.retry(&function, which, &terms, now_ms)).await?;
@@ -216,12 +209,12 @@ impl Triggers {
     /// The file cannot be used.
     pub async fn schedules(
         &self,
-        node: &NodeState,
         function: Option<&str>,
     ) -> Result<Vec<ScheduleInfo>, Unavailable> {
         let rows = self.writer.ask(|ledger| ledger.schedules()).await?;
         let now_ms = wall_ms();
-        let wanted: Vec<_> = node
+        let wanted: Vec<_> = self
+            .services
             .functions()
             .into_iter()
             .filter(|service| function.is_none_or(|name| service.name().as_str() == name))
@@ -243,15 +236,20 @@ impl Triggers {
 }
 
 impl Running {
+    /// The triggers, for those who queue invocations.
+    pub fn downgrade(&self) -> Weak<Triggers> {
+        Arc::downgrade(&self.triggers)
+    }
+
     /// Attempts nothing more, and closes the file. What was being attempted is in the queue.
-    pub async fn stop(self, node: &NodeState) {
+    pub async fn stop(self) {
         for task in &self.tasks {
             task.abort();
         }
         for task in self.tasks {
             let _ = task.await;
         }
-        node.forget_triggers();
+        drop(self.triggers);
         // Attempts that are not over keep the thread; the file needs no closing to be whole.
         let thread = Mutex::new(Some(self.thread));
         let joined = tokio::task::spawn_blocking(move || {

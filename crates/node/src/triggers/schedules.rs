@@ -5,7 +5,7 @@ use super::attempts::terms_of;
 use super::cloudevents;
 use super::ledger::Ledger;
 use super::record::{NewInvocation, NotQueued, Origin, Queued, QueuedRequest, ScheduleRow, Terms};
-use crate::node::NodeState;
+use crate::service::Services;
 use crate::traces::{Producing, Tracer};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
@@ -165,8 +165,8 @@ impl Clockwork {
     }
 
     /// Whether all times of the functions that are served are known.
-    fn is_settled(&self, node: &NodeState, now_ms: u64) -> bool {
-        node.functions().iter().all(|service| {
+    fn is_settled(&self, services: &Services, now_ms: u64) -> bool {
+        services.functions().iter().all(|service| {
             let function = service.name().as_str();
             service.config().schedules.iter().all(|schedule| {
                 let times = self.times.get(&row_name(function, schedule));
@@ -296,11 +296,11 @@ fn invocation(function: &str, schedule: &Schedule, time_ms: u64) -> NewInvocatio
 }
 
 /// Looks at all schedules of the functions that are served, until the task is dropped.
-pub(super) async fn fire_all(triggers: Arc<Triggers>, node: Arc<NodeState>) {
+pub(super) async fn fire_all(triggers: Arc<Triggers>) {
     let mut clockwork = Clockwork::default();
     loop {
-        if !node.is_draining() {
-            clockwork = look_at_all(&triggers, &node, clockwork).await;
+        if !triggers.services.shared().is_draining() {
+            clockwork = look_at_all(&triggers, clockwork).await;
         }
         sleep(LOOK).await;
     }
@@ -314,15 +314,15 @@ struct Scheduled {
 }
 
 /// All functions with schedules.
-fn scheduled(node: &NodeState, clockwork: &mut Clockwork, now_ms: u64) -> Vec<Scheduled> {
+fn scheduled(services: &Services, clockwork: &mut Clockwork, now_ms: u64) -> Vec<Scheduled> {
     let mut known = Vec::new();
     let mut rows = HashSet::new();
-    for service in node.functions() {
+    for service in services.functions() {
         let (function, config) = (service.name().to_string(), service.config());
         if config.schedules.is_empty() {
             continue;
         }
-        let Some(terms) = terms_of(node, &function) else { continue };
+        let Some(terms) = terms_of(services, &function) else { continue };
         let with_last = |schedule: &Schedule| {
             let name = row_name(&function, schedule);
             let last = clockwork.last_until(&name, schedule, now_ms);
@@ -336,27 +336,23 @@ fn scheduled(node: &NodeState, clockwork: &mut Clockwork, now_ms: u64) -> Vec<Sc
     known
 }
 
-async fn look_at_all(
-    triggers: &Arc<Triggers>,
-    node: &Arc<NodeState>,
-    mut clockwork: Clockwork,
-) -> Clockwork {
-    let now_ms = wall_ms();
-    let known = if clockwork.is_settled(node, now_ms) {
+async fn look_at_all(triggers: &Triggers, mut clockwork: Clockwork) -> Clockwork {
+    let (services, now_ms) = (&triggers.services, wall_ms());
+    let known = if clockwork.is_settled(services, now_ms) {
         // Nothing takes long. A thread for each look would keep as many as the node ever had: each
         // has something to do again before it has been idle for long enough to end.
-        scheduled(node, &mut clockwork, now_ms)
+        scheduled(services, &mut clockwork, now_ms)
     } else {
-        let of_node = node.clone();
+        let of_all = services.clone();
         let computed = tokio::task::spawn_blocking(move || {
-            let known = scheduled(&of_node, &mut clockwork, now_ms);
+            let known = scheduled(&of_all, &mut clockwork, now_ms);
             (known, clockwork)
         });
         let Ok((known, computed)) = computed.await else { return Clockwork::default() };
         clockwork = computed;
         known
     };
-    let tracer = node.tracer().cloned();
+    let tracer = services.shared().tracer().cloned();
     let looked = triggers.writer.ask(move |ledger| {
         let mut rows = BTreeSet::new();
         let mut looked = Vec::new();
@@ -386,7 +382,7 @@ async fn look_at_all(
                 "fired"
             }
         };
-        node.metrics().triggers().scheduled(&function, &schedule, outcome);
+        services.shared().metrics().triggers().scheduled(&function, &schedule, outcome);
         triggers.wake.notify_one();
     }
     clockwork

@@ -1,7 +1,6 @@
 //! How much memory live instances have.
 
-use crate::node::NodeState;
-use crate::service::Service;
+use crate::service::{Service, Services};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,9 +50,9 @@ impl MemoryUse {
 
 /// Counts the memory of live instances, by function: one of each function, then another of each,
 /// as long as there is time.
-pub async fn measure_memory(shared: &Arc<NodeState>) -> BTreeMap<String, MemoryUse> {
+pub async fn measure_memory(services: &Arc<Services>) -> BTreeMap<String, MemoryUse> {
     let (mut found, mut ahead) = (BTreeMap::new(), Vec::new());
-    for service in shared.everything() {
+    for service in services.everything() {
         let instances = service.instances();
         let live: Vec<u64> =
             instances.iter().filter(|one| one.pid != 0).map(|one| one.id).collect();

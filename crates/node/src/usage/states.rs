@@ -5,8 +5,7 @@
 
 use super::memory::{COUNTED_MAX, COUNTING_MAX, in_turns, memory_of, memory_of_reader};
 use crate::metrics::StateMemory;
-use crate::node::NodeState;
-use crate::service::Service;
+use crate::service::{Service, Services};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,15 +43,15 @@ impl Group {
 }
 
 /// Memory by function and state, counted now or lately. Empty until it was counted once.
-pub async fn memory_by_state(shared: &Arc<NodeState>) -> Vec<StateMemory> {
-    let known = shared.memory_by_state();
+pub async fn memory_by_state(services: &Arc<Services>) -> Vec<StateMemory> {
+    let known = services.shared().memory_by_state();
     if known.latest(FRESH).is_none()
         && let Some(counting) = known.begin()
     {
-        let shared = shared.clone();
+        let services = services.clone();
         let count = async move {
-            let memory = measure_by_state(&shared).await;
-            shared.memory_by_state().set(memory);
+            let memory = measure_by_state(&services).await;
+            services.shared().memory_by_state().set(memory);
             drop(counting);
         };
         // It goes on if it takes longer.
@@ -62,10 +61,10 @@ pub async fn memory_by_state(shared: &Arc<NodeState>) -> Vec<StateMemory> {
 }
 
 /// Counts one of each function and state, then another of each, as long as there is time.
-async fn measure_by_state(shared: &Arc<NodeState>) -> Vec<StateMemory> {
+async fn measure_by_state(services: &Arc<Services>) -> Vec<StateMemory> {
     let mut groups: BTreeMap<(String, &'static str), Group> = BTreeMap::new();
     let deadline = Instant::now() + COUNTING_MAX;
-    let subjects: Vec<_> = subjects(shared).into_iter().collect();
+    let subjects: Vec<_> = subjects(services).into_iter().collect();
     for (group, subjects) in &subjects {
         let live = subjects.len() as u64;
         groups.insert(group.clone(), Group { live, ..Group::default() });
@@ -90,9 +89,9 @@ async fn measure_by_state(shared: &Arc<NodeState>) -> Vec<StateMemory> {
 }
 
 /// All whose memory there is to count, by function and state.
-fn subjects(shared: &NodeState) -> BTreeMap<(String, &'static str), Vec<Subject>> {
+fn subjects(services: &Services) -> BTreeMap<(String, &'static str), Vec<Subject>> {
     let mut all: BTreeMap<_, Vec<Subject>> = BTreeMap::new();
-    for service in shared.everything() {
+    for service in services.everything() {
         let function = service.name().to_string();
         for one in service.instances().into_iter().filter(|one| one.pid != 0) {
             let subject = Subject::Instance(service.clone(), one.id);
@@ -109,6 +108,7 @@ fn subjects(shared: &NodeState) -> BTreeMap<(String, &'static str), Vec<Subject>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::NodeState;
 
     #[test]
     fn those_that_were_counted_stand_for_all() {
@@ -119,12 +119,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_without_instances_has_no_memory_and_one_counts_at_a_time() {
-        let shared = NodeState::new(1);
-        let counting = shared.memory_by_state().begin();
-        assert_eq!(memory_by_state(&shared).await, []);
-        assert_eq!(shared.memory_by_state().latest(STALE), None, "somebody counts already");
+        let services = Services::new(NodeState::new(1));
+        let counting = services.shared().memory_by_state().begin();
+        assert_eq!(memory_by_state(&services).await, []);
+        assert_eq!(
+            services.shared().memory_by_state().latest(STALE),
+            None,
+            "somebody counts already"
+        );
         drop(counting);
-        assert_eq!(memory_by_state(&shared).await, []);
-        assert!(shared.memory_by_state().latest(FRESH).is_some());
+        assert_eq!(memory_by_state(&services).await, []);
+        assert!(services.shared().memory_by_state().latest(FRESH).is_some());
     }
 }

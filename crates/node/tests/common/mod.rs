@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use thaw_node::instance::{
 };
 use thaw_node::node::NodeState;
 use thaw_node::remote::RemoteChannel;
-use thaw_node::service::Service;
+use thaw_node::service::{Service, Services};
 use thaw_sandbox::{BootTimes, GuestExit, RemoteMessage, Twin};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -296,6 +296,7 @@ impl Instance for ThreadInstance {
 pub struct Node {
     pub runtime: Runtime,
     pub shared: Arc<NodeState>,
+    pub services: Arc<Services>,
     pub address: SocketAddr,
     gateway: Gateway,
 }
@@ -311,9 +312,10 @@ impl Node {
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let gateway = Gateway::new(shared.clone(), GatewayConfig { head_timeout });
+        let services = Services::new(shared.clone());
+        let gateway = Gateway::new(services.clone(), Weak::new(), GatewayConfig { head_timeout });
         runtime.spawn(gateway.clone().listen(listener, None));
-        Self { runtime, shared, address, gateway }
+        Self { runtime, shared, services, address, gateway }
     }
 
     /// Serves a function; `keys` are of its `thaw.toml`.
@@ -337,8 +339,8 @@ impl Node {
             ignores_signals: Arc::default(),
             boots_in_silence: AtomicBool::new(false),
         });
-        let service = Service::new(config, "image".into(), launcher.clone(), self.shared.clone());
-        self.shared.install(service.clone());
+        let service = Service::new(config, "image".into(), launcher.clone(), self.services.clone());
+        self.services.install(service.clone());
         (service, launcher)
     }
 

@@ -45,8 +45,8 @@ fn a_draining_node_lets_go_of_idle_clients_and_finishes_what_it_answers() {
     let mut busy = node.connect();
     busy.send("GET / HTTP/1.1\r\nHost: f\r\n\r\n");
     assert!(busy.head().is_some());
-    let shared = node.shared.clone();
-    let drained = node.runtime.spawn(async move { shared.drain(PATIENCE).await });
+    let services = node.services.clone();
+    let drained = node.runtime.spawn(async move { services.drain(PATIENCE).await });
     let asked = Instant::now();
     assert_eq!(idle.rest(), b"");
     assert!(asked.elapsed() < PATIENCE);
@@ -123,7 +123,7 @@ fn who_waits_for_a_full_node_hears_of_an_instance_that_becomes_idle() {
         release.store(false, Ordering::SeqCst);
         let mut first = node.connect();
         first.send(format!("GET / HTTP/1.1\r\nHost: {busy}\r\n\r\n"));
-        eventually(|| node.shared.instances().iter().any(|instance| instance.connections == 1));
+        eventually(|| node.services.instances().iter().any(|instance| instance.connections == 1));
         let mut second = node.connect();
         second.send(format!("GET / HTTP/1.1\r\nHost: {waiting}\r\n\r\n"));
         thread::sleep(Duration::from_millis(100));
@@ -158,8 +158,8 @@ fn a_bounded_number_of_requests_waits_for_an_image_that_is_unpacked() {
     let text =
         "name = \"f\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 80\n[limits]\ninstances = 400\n";
     let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
-    let service = Service::new(config, "image".into(), Arc::new(Unpacking), node.shared.clone());
-    node.shared.install(service);
+    let service = Service::new(config, "image".into(), Arc::new(Unpacking), node.services.clone());
+    node.services.install(service);
     let mut all: Vec<_> = (0..MOST + 1).map(|_| node.connect()).collect();
     for client in &mut all {
         client.send("GET / HTTP/1.1\r\nHost: f\r\n\r\n");

@@ -42,7 +42,7 @@ impl Sandboxes {
     /// There is none.
     pub fn egress(&self, name: &str) -> Result<EgressInfo, SandboxProblem> {
         let info = self.find(name)?;
-        let egress = self.node.egress().info(info.instance);
+        let egress = self.services.shared().egress().info(info.instance);
         egress.ok_or_else(|| {
             SandboxProblem::Refused(format!(
                 "sandbox `{name}` connects as its function does: it was made by an older Thaw"
@@ -61,7 +61,7 @@ impl Sandboxes {
     ) -> Result<EgressInfo, SandboxProblem> {
         let rules = egress.rules().map_err(SandboxProblem::Wrong)?;
         let instance = self.find(name)?.instance;
-        let changed = self.node.egress().change(instance, rules).await;
+        let changed = self.services.shared().egress().change(instance, rules).await;
         changed.map_err(SandboxProblem::Refused)?;
         self.egress(name)
     }
@@ -79,7 +79,7 @@ impl Sandboxes {
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         asked.headers.check_trust(service.config())?;
-        let changed = self.node.egress().change_within(info.instance, asked).await;
+        let changed = self.services.shared().egress().change_within(info.instance, asked).await;
         changed.map_err(SandboxProblem::Refused)
     }
 
@@ -97,7 +97,7 @@ impl Sandboxes {
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         let headers = OwnHeaders::of_secrets(inject.rules, service.config())?;
-        let changed = self.node.egress().change_headers(info.instance, headers).await;
+        let changed = self.services.shared().egress().change_headers(info.instance, headers).await;
         changed.map_err(SandboxProblem::Refused)?;
         self.egress(name)
     }

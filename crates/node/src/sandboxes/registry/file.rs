@@ -2,7 +2,7 @@
 
 use super::timeouts::Times;
 use super::{SandboxInfo, Sandboxes};
-use crate::node::NodeState;
+use crate::service::Services;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::io;
@@ -54,7 +54,7 @@ impl Sandboxes {
     ///
     /// # Errors
     /// The file is there and cannot be read.
-    pub fn load(node: Arc<NodeState>, directory: &Path) -> io::Result<Arc<Self>> {
+    pub fn load(services: Arc<Services>, directory: &Path) -> io::Result<Arc<Self>> {
         let file = directory.join(FILE);
         let known = match known_in(&file) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -74,7 +74,7 @@ impl Sandboxes {
         };
         let (mut all, before) = (Table::default(), known.clone());
         for mut one in known.values().cloned() {
-            match node.service_of(one.instance) {
+            match services.service_of(one.instance) {
                 Some(service) if *service.name() == one.function => {
                     service.hold(one.instance);
                     // An older Thaw knew none.
@@ -82,7 +82,7 @@ impl Sandboxes {
                     all.insert(one.name.clone(), one);
                 }
                 // It is asleep, and its function is being frozen anew.
-                None if node.may_have_instance(one.instance) => {
+                None if services.may_have_instance(one.instance) => {
                     all.insert(one.name.clone(), one);
                 }
                 // Numbers of instances begin anew with each monitor.
@@ -91,7 +91,7 @@ impl Sandboxes {
         }
         let is_changed = *all != *before;
         let (all, making) = (StateFile::new(file, Known(all)), Mutex::default());
-        let this = Self { node, all, making, times: Times::default() };
+        let this = Self { services, all, making, times: Times::default() };
         if is_changed {
             this.all.write_soon();
         }

@@ -8,7 +8,7 @@ impl Sandboxes {
     /// Forgets those whose instances have ended since this was called last. What it takes is in
     /// proportion to these.
     pub(super) fn forget_departed(self: &Arc<Self>) {
-        let departed = self.node.take_departures();
+        let departed = self.services.shared().take_departures();
         if !departed.is_empty() {
             self.forget(departed);
         }
@@ -18,19 +18,19 @@ impl Sandboxes {
     /// instances that there are.
     pub(super) fn forget_gone(self: &Arc<Self>) {
         let mut known: HashSet<u64> = self.all.lock().values().map(|info| info.instance).collect();
-        known.extend(self.node.ids_with_own());
+        known.extend(self.services.shared().ids_with_own());
         // Later: a number that is known and not among these is that of none that is being made.
-        let there = self.node.instance_ids();
+        let there = self.services.instance_ids();
         self.forget(known.into_iter().filter(|id| !there.contains(id)).collect());
     }
 
     fn forget(self: &Arc<Self>, departed: Vec<u64>) {
         let mut gone = HashSet::new();
         for id in departed {
-            match self.node.service_of(id) {
-                Some(service) if !service.tells_of_end(id) => self.node.departs(id),
-                None if !self.node.may_have_instance(id) => {
-                    self.node.forget_own(id);
+            match self.services.service_of(id) {
+                Some(service) if !service.tells_of_end(id) => self.services.shared().departs(id),
+                None if !self.services.may_have_instance(id) => {
+                    self.services.shared().forget_own(id);
                     gone.insert(id);
                 }
                 _ => {}

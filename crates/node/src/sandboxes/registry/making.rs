@@ -71,7 +71,7 @@ impl Sandboxes {
                 new.function
             ))
         };
-        let service = self.node.route(&new.function).ok_or_else(unknown)?;
+        let service = self.services.route(&new.function).ok_or_else(unknown)?;
         let egress = new.egress_wish(&service)?;
         let volumes = new.wanted_volumes(&service, Vec::new())?;
         let booted = service.boot_held(egress, volumes).await;
@@ -167,7 +167,7 @@ impl Sandboxes {
             return Err(SandboxProblem::Wrong("a timeout of 0 leaves no time; give some".into()));
         }
         let (mut making, mut all) = (self.making(), self.all.lock());
-        let is_there = |info: &SandboxInfo| self.node.may_have_instance(info.instance);
+        let is_there = |info: &SandboxInfo| self.services.may_have_instance(info.instance);
         if making.names.contains(&new.name) || all.get(&new.name).is_some_and(is_there) {
             return Err(SandboxProblem::Refused(format!(
                 "there is a sandbox `{}` already; name another one, or end it with `thaw sandbox \
@@ -219,7 +219,7 @@ impl Sandboxes {
             egress: None,
             usage: None,
             network: None,
-            volumes: self.node.own_volumes().of(instance),
+            volumes: self.services.shared().own_volumes().of(instance),
         };
         let clash = {
             let (mut making, mut all) = (self.making(), self.all.lock());

@@ -9,8 +9,8 @@ use crate::instance::{
 };
 use crate::node::NodeState;
 use crate::remote::RemoteChannel;
-use crate::service::Reuse;
 use crate::service::asleep::Waking;
+use crate::service::{Reuse, Services};
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -166,16 +166,16 @@ async fn eventually(service: &Service, is_so: impl Fn() -> bool) {
 
 /// A service of a node for one instance, and its boots.
 fn served() -> (Arc<Service>, Arc<Boots>) {
-    serve_on(&NodeState::new(1), "slow")
+    serve_on(&Services::new(NodeState::new(1)), "slow")
 }
 
 /// Serves a function on a node.
-fn serve_on(node: &Arc<NodeState>, name: &str) -> (Arc<Service>, Arc<Boots>) {
-    serve_with(node, name, "")
+fn serve_on(services: &Arc<Services>, name: &str) -> (Arc<Service>, Arc<Boots>) {
+    serve_with(services, name, "")
 }
 
 /// The same with further limits.
-fn serve_with(node: &Arc<NodeState>, name: &str, limits: &str) -> (Arc<Service>, Arc<Boots>) {
+fn serve_with(services: &Arc<Services>, name: &str, limits: &str) -> (Arc<Service>, Arc<Boots>) {
     let text = format!(
         "name = \"{name}\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 80\n\
          isolation = \"instance\"\n[limits]\nqueue = \"1h\"\n{limits}"
@@ -183,14 +183,14 @@ fn serve_with(node: &Arc<NodeState>, name: &str, limits: &str) -> (Arc<Service>,
     let config = FunctionConfig::parse("thaw.toml".as_ref(), &text).unwrap();
     let launcher = Slow::default();
     let boots = launcher.0.clone();
-    let service = Service::new(config, "image".into(), Arc::new(launcher), node.clone());
-    node.install(service.clone());
+    let service = Service::new(config, "image".into(), Arc::new(launcher), services.clone());
+    services.install(service.clone());
     (service, boots)
 }
 
 /// Serves a function on a node, whose boots end.
-fn serve_at_once(node: &Arc<NodeState>, name: &str) -> Arc<Service> {
-    let (service, boots) = serve_on(node, name);
+fn serve_at_once(services: &Arc<Services>, name: &str) -> Arc<Service> {
+    let (service, boots) = serve_on(services, name);
     boots.change(|(_, may_end)| *may_end = true);
     service
 }
@@ -247,7 +247,7 @@ async fn a_boot_whose_client_has_gone_keeps_its_place() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_at_once_get_no_more_instances_than_there_may_be() {
     let (service, boots) =
-        serve_with(&NodeState::new(8), "slow", "concurrency = 4\ninstances = 2\n");
+        serve_with(&Services::new(NodeState::new(8)), "slow", "concurrency = 4\ninstances = 2\n");
     let mut sockets = Vec::new();
     let requests: Vec<_> = (0..8)
         .map(|_| {
@@ -371,9 +371,10 @@ async fn one_that_takes_no_client_just_after_it_woke_sleeps_on() {
 async fn an_idle_instance_stays_where_room_comes_together_with_it() {
     // Who waits hears of both in an order of chance.
     for _ in 0..20 {
-        let node = NodeState::new(2);
-        let (busy, wanting) = (serve_at_once(&node, "busy"), serve_at_once(&node, "wanting"));
-        let taken = node.capacity().try_acquire_owned().unwrap();
+        let services = Services::new(NodeState::new(2));
+        let (busy, wanting) =
+            (serve_at_once(&services, "busy"), serve_at_once(&services, "wanting"));
+        let taken = services.shared().capacity().try_acquire_owned().unwrap();
         let ids = occupy(&busy, 1).await;
         let request = ask(&wanting).await;
         assert!(!request.is_finished());
@@ -386,9 +387,9 @@ async fn an_idle_instance_stays_where_room_comes_together_with_it() {
 
 #[tokio::test]
 async fn who_has_made_room_for_another_one_hears_of_more() {
-    let node = NodeState::new(2);
-    node.rely_on_coming_room_for(Duration::from_secs(3600));
-    let (busy, wanting) = (serve_at_once(&node, "busy"), serve_at_once(&node, "wanting"));
+    let services = Services::new(NodeState::new(2));
+    services.shared().rely_on_coming_room_for(Duration::from_secs(3600));
+    let (busy, wanting) = (serve_at_once(&services, "busy"), serve_at_once(&services, "wanting"));
     let ids = occupy(&busy, 2).await;
     let first = ask(&wanting).await;
     // The first one does not hear of this one, which the second one ends. The room is the first one's.

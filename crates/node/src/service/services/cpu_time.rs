@@ -1,6 +1,6 @@
 //! Looking at the CPU time of tenants that have a quota of it.
 
-use super::NodeState;
+use super::Services;
 use crate::tenants::{Standing, Tenant, write_down};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ const LOOKS_FOR_A_WRITE: u32 = 20;
 
 /// Refuses requests of tenants that have spent their CPU time, and ends the instances of
 /// those that go on, until the task is dropped. Writes the periods down in `file`.
-pub async fn watch_cpu_time(shared: Arc<NodeState>, file: PathBuf) {
+pub async fn watch_cpu_time(services: Arc<Services>, file: PathBuf) {
+    let shared = services.shared();
     let mut looks_until_write = LOOKS_FOR_A_WRITE;
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -42,12 +43,12 @@ pub async fn watch_cpu_time(shared: Arc<NodeState>, file: PathBuf) {
         };
         let Ok(standings) = tokio::task::spawn_blocking(looks).await else { continue };
         for (standing, tenant) in standings {
-            act(&shared, standing, &tenant);
+            act(&services, standing, &tenant);
         }
     }
 }
 
-fn act(shared: &NodeState, standing: Standing, tenant: &Arc<Tenant>) {
+fn act(services: &Services, standing: Standing, tenant: &Arc<Tenant>) {
     match standing {
         Standing::Solvent | Standing::Spent { already: true } => {}
         Standing::Spent { already: false } => {
@@ -55,7 +56,7 @@ fn act(shared: &NodeState, standing: Standing, tenant: &Arc<Tenant>) {
             tracing::info!(quota, "the CPU time of {} is spent", tenant.name());
         }
         Standing::Overdrawn => {
-            let ended = shared.end_instances_of(tenant);
+            let ended = services.end_instances_of(tenant);
             if ended > 0 {
                 tracing::warn!(
                     ended,

@@ -1,33 +1,35 @@
 //! Which versions of functions get requests here, and those that get none any more and of which the
 //! last instances still work.
 
-use super::{NodeState, Served};
+use super::{Served, Services};
 use crate::service::Service;
 use crate::tenants::Tenant;
+use std::collections::HashSet;
 use std::sync::Arc;
+use thaw_home::config::FunctionName;
 use tokio::runtime::Handle;
 
-impl NodeState {
+impl Services {
     /// The active version of the function that a client asks for.
     pub fn route(&self, name: &str) -> Option<Arc<Service>> {
-        let services = self.services.read().expect("no holder panics");
+        let services = self.served.read().expect("no holder panics");
         Some(services.get(name)?.active().clone())
     }
 
     /// The versions of a function that get requests.
     pub fn served(&self, name: &str) -> Option<Served> {
-        self.services.read().expect("no holder panics").get(name).cloned()
+        self.served.read().expect("no holder panics").get(name).cloned()
     }
 
     /// The version of a function that gets a request of which nothing else is known.
     pub(crate) fn route_by_chance(&self, name: &str) -> Option<Arc<Service>> {
-        let services = self.services.read().expect("no holder panics");
+        let services = self.served.read().expect("no holder panics");
         Some(services.get(name)?.choose(|_| false))
     }
 
     /// The active versions of all functions, sorted by name.
     pub fn functions(&self) -> Vec<Arc<Service>> {
-        let services = self.services.read().expect("no holder panics");
+        let services = self.served.read().expect("no holder panics");
         let mut all: Vec<_> = services.values().map(|served| served.active().clone()).collect();
         all.sort_by(|a, b| a.name().cmp(b.name()));
         all
@@ -35,7 +37,7 @@ impl NodeState {
 
     /// All versions of all functions that get requests, sorted by name.
     pub fn services(&self) -> Vec<Arc<Service>> {
-        let services = self.services.read().expect("no holder panics");
+        let services = self.served.read().expect("no holder panics");
         let mut all: Vec<_> = services.values().flat_map(Served::services).cloned().collect();
         all.sort_by_key(|service| (service.name().clone(), service.version()));
         all
@@ -53,7 +55,7 @@ impl NodeState {
         let name = served.active().name().clone();
         self.take_over_asleep(&served);
         let new: Vec<_> = served.services().cloned().collect();
-        let mut services = self.services.write().expect("no holder panics");
+        let mut services = self.served.write().expect("no holder panics");
         let old = services.get(name.as_str()).into_iter().flat_map(Served::services);
         let old = old.filter(|old| !new.iter().any(|new| Arc::ptr_eq(new, old)));
         let old: Vec<_> = old.cloned().collect();
@@ -66,7 +68,7 @@ impl NodeState {
 
     /// Serves a function no longer, and ends its sandboxes, those of older versions too.
     pub fn remove(&self, name: &str) {
-        let mut services = self.services.write().expect("no holder panics");
+        let mut services = self.served.write().expect("no holder panics");
         let old = services.get(name).into_iter().flat_map(Served::services);
         let old: Vec<_> = old.cloned().collect();
         self.keep_in_sight(&old);
@@ -75,9 +77,7 @@ impl NodeState {
         for service in self.versions_of(name) {
             service.hold_none();
         }
-        let mut crashes = self.crashes.lock().expect("no holder panics");
-        crashes.retain(|(function, _), _| function.as_str() != name);
-        drop(crashes);
+        self.shared.forget_crashes_of_others(name, &[]);
         for old in old {
             // Another function of this name may have other ones.
             old.launcher().withdraw_secrets();
@@ -87,7 +87,7 @@ impl NodeState {
 
     /// Lets go of all functions, and so of what boots their instances.
     pub fn forget_all(&self) {
-        self.services.write().expect("no holder panics").clear();
+        self.served.write().expect("no holder panics").clear();
         self.retired.lock().expect("no holder panics").clear();
     }
 
@@ -128,12 +128,12 @@ impl NodeState {
             let mut retired = self.retired.lock().expect("no holder panics");
             return retired.retain(|service| service.instance_count() > 0);
         };
-        let shared = old.shared().clone();
+        let services = old.services.clone();
         runtime.spawn(async move {
             loop {
                 // This task has it, and the list; a request that was on its way is a third.
                 old.clone().wind_up(|service| Arc::strong_count(service) > 3).await;
-                let mut retired = shared.retired.lock().expect("no holder panics");
+                let mut retired = services.retired.lock().expect("no holder panics");
                 // Who has found it in the list since then may make a sandbox of it.
                 if old.instance_count() == 0 && Arc::strong_count(&old) <= 2 {
                     return retired.retain(|service| !Arc::ptr_eq(service, &old));
@@ -156,8 +156,48 @@ impl NodeState {
     }
 
     pub(super) fn services_of(&self, tenant: &Arc<Tenant>) -> Vec<Arc<Service>> {
-        let services = self.services.read().expect("no holder panics");
+        let services = self.served.read().expect("no holder panics");
         let of_tenant = |service: &&Arc<Service>| Arc::ptr_eq(service.tenant(), tenant);
         services.values().flat_map(Served::services).filter(of_tenant).cloned().collect()
+    }
+
+    /// The version of a function that has an instance, awake or asleep.
+    pub(crate) fn service_with(
+        &self,
+        function: &FunctionName,
+        instance: u64,
+    ) -> Option<Arc<Service>> {
+        let has_it = |service: &&Arc<Service>| service.has_instance(instance);
+        let services = self.served.read().expect("no holder panics");
+        let served = services.get(function.as_str());
+        let found = served.and_then(|served| served.services().find(has_it)).cloned();
+        drop(services);
+        found.or_else(|| {
+            let retired = self.retired.lock().expect("no holder panics");
+            let mut own = retired.iter().filter(|service| service.name() == function);
+            own.find(has_it).cloned()
+        })
+    }
+
+    /// The service with this instance, be it of an older build of its function.
+    pub fn service_of(&self, instance: u64) -> Option<Arc<Service>> {
+        let has_it = |service: &&Arc<Service>| service.has_instance(instance);
+        let services = self.served.read().expect("no holder panics");
+        let found = services.values().flat_map(Served::services).find(has_it).cloned();
+        drop(services);
+        // One that is served no longer is there before it is missing above.
+        found.or_else(|| {
+            let retired = self.retired.lock().expect("no holder panics");
+            retired.iter().find(has_it).cloned()
+        })
+    }
+
+    /// All instances that are there, awake or asleep, or may be taken over yet.
+    pub fn instance_ids(&self) -> HashSet<u64> {
+        let mut ids = self.shared.left_ids();
+        for service in self.everything() {
+            service.add_ids(&mut ids);
+        }
+        ids
     }
 }
