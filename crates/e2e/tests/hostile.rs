@@ -359,14 +359,21 @@ fn attacks_by_a_system_call_of_ones_own_stay_in_the_sandbox() {
 }
 
 #[test]
-fn calls_of_another_architecture_end_the_sandbox() {
+fn calls_of_another_architecture_end_the_process() {
     let target = Target::new();
     // exit, fork, open, execve, getpid, kill, socketcall, clone of i386
     for number in ["1", "2", "5", "11", "20", "37", "102", "120", "400"] {
         let outcome = target.attack(Path::new("/"), &hostile(), &["int80", number, number]);
         assert!(!outcome.stdout.contains("ok"), "{}", outcome.stdout);
-        assert_ne!(outcome.code, Some(0), "{}", outcome.stdout);
+        assert_eq!(outcome.code, Some(128 + libc::SIGSEGV), "{}", outcome.stderr);
     }
+    let program = hostile();
+    let script = format!(
+        "for n in 1 2 11 20; do {0} int80 $n $n; echo ended with $?; done",
+        program.display()
+    );
+    let outcome = target.attack(Path::new("/"), Path::new("/bin/sh"), &["-c", &script]);
+    assert_eq!(outcome.stdout.matches("ended with 139").count(), 4, "{outcome:?}");
 }
 
 #[test]

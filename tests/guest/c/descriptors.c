@@ -4,6 +4,7 @@
 #include <linux/close_range.h>
 #include <sched.h>
 #include <sys/file.h>
+#include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -187,6 +188,9 @@ int main(int argc, char **argv)
     TRY(ioctl(pipes[0], FIONCLEX));
     TRY(fcntl(pipes[0], F_GETFD));
     TRY(ioctl(fd, FIONREAD, &number));
+    int in_memory = memfd_create("one", 0), other = memfd_create("other", 0);
+    TRY(ioctl(in_memory, FICLONE, other));
+    TRY(ioctl(in_memory, FICLONERANGE, &(struct file_clone_range){.src_fd = other}));
     shared_table(own_path);
     leave_scratch(scratch);
     return 0;

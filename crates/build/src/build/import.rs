@@ -27,8 +27,8 @@ use thaw_store::import::{Exclude, ImportOptions, LeaveOut, Ownership, Progress, 
 use thaw_store::index::{Attributes, Content, Node, Timestamp, TreeError};
 use thaw_store::{Domain, Name, Session, StoreError, Tree};
 
-/// Where Python packages lie in the sandbox.
-pub const PACKAGES: &str = "/opt/packages";
+/// Where Python packages lie in the sandbox. Some look for the name that such a directory usually has.
+pub const PACKAGES: &str = "/opt/site-packages";
 
 /// The variable by which a program finds them.
 const PYTHONPATH: &str = "PYTHONPATH";
@@ -455,6 +455,12 @@ impl<'a> Import<'a> {
             let first = search_path.iter().map(|path| path.to_string_lossy());
             let path = first.collect::<Vec<_>>().join(":");
             environment.insert("PATH".to_owned(), format!("{path}:{DEFAULT_PATH}"));
+        }
+        if environment.get(PYTHONPATH).is_some_and(|path| path == PACKAGES)
+            && let Some(path) = environment.get_mut("PATH")
+        {
+            // The programs that come with packages.
+            *path = format!("{path}:{PACKAGES}/bin");
         }
         Ok(())
     }

@@ -9,7 +9,8 @@ pub mod file_parts;
 pub mod heap;
 pub mod image;
 pub mod lazy;
-pub mod mlock;
+pub mod limits;
+
 pub mod pages;
 pub mod populate;
 pub mod provenance;

@@ -9,7 +9,7 @@ use thaw_abi::page_align_up;
 
 use super::absent::{Ranges, end_of_file};
 use super::backing::FileBacking;
-use super::mlock::LockLimit;
+use super::limits::GrowthLimits;
 use super::provenance::{ImageNumbers, Provenance, Replaced};
 use super::shm;
 use super::vma::{Vma, VmaFlags, VmaMap};
@@ -491,7 +491,7 @@ impl AddressSpace {
     }
 
     /// Moves the program break; returns the break that is in force.
-    pub fn brk(&self, wanted: u64, limit: LockLimit) -> u64 {
+    pub fn brk(&self, wanted: u64, limits: GrowthLimits) -> u64 {
         let (start, old) = {
             let state = self.state.borrow_mut();
             (state.brk_start, state.brk)
@@ -502,7 +502,10 @@ impl AddressSpace {
         }
         let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));
         if new_end > old_end {
-            if self.locks_new() && limit.check_growth(self, new_end - old_end).is_err() {
+            let more = new_end - old_end;
+            let is_too_much = limits.mapped.check(self, more, more).is_err()
+                || self.locks_new() && limits.locked.check_growth(self, more).is_err();
+            if is_too_much {
                 return old;
             }
             let request = MapRequest {
@@ -530,7 +533,7 @@ impl AddressSpace {
         old_len: u64,
         new_len: u64,
         how: Remap,
-        limit: LockLimit,
+        limits: GrowthLimits,
     ) -> Result<u64> {
         if old & 4095 != 0 {
             return Err(Errno::EINVAL);
@@ -549,8 +552,8 @@ impl AddressSpace {
         if old_end > vma.end {
             return Err(Errno::EFAULT);
         }
-        if new_len > old_len && vma.flags.contains(VmaFlags::LOCKED) {
-            limit.check_growth(self, new_len - old_len)?;
+        if new_len > old_len {
+            limits.check(self, &vma, new_len - old_len)?;
         }
         let to = match how {
             Remap::Fixed(to) => {
@@ -700,16 +703,15 @@ impl AddressSpace {
         }
     }
 
+    /// The sum of a number for each area.
+    pub fn sum(&self, of: &dyn Fn(&Vma) -> u64) -> u64 {
+        self.state.borrow_mut().vmas.iter().map(of).sum()
+    }
+
     /// Bytes of areas that may be touched. Which pages are resident is known to the host alone, so these
     /// count as resident.
     pub fn resident(&self) -> u64 {
-        let mut bytes = 0;
-        self.for_each_mapping(&mut |view| {
-            if view.vma.prot != 0 {
-                bytes += view.vma.len();
-            }
-        });
-        bytes
+        self.sum(&|vma| if vma.prot == 0 { 0 } else { vma.len() })
     }
 
     /// Bytes of all areas.

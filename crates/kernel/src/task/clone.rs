@@ -8,8 +8,9 @@ use bitflags::bitflags;
 use super::process::{PID_MAX, Process, RLIMIT_NPROC, Resources, Shares, Sharing};
 use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
 use super::thread::{Thread, current};
+use super::timers::cpu_limit;
 use super::wait::wait_uninterruptibly;
-use super::{host_process, scheduler};
+use super::{Capabilities, host_process, scheduler};
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
@@ -159,8 +160,7 @@ impl NewTask {
         }
         let maker = &current().process;
         let tasks = &kernel().tasks;
-        let limit = maker.limits.borrow_mut()[RLIMIT_NPROC].current.min(PID_MAX as u64);
-        if tasks.threads.borrow_mut().len() as u64 >= limit {
+        if tasks.threads.borrow_mut().len() as u64 >= PID_MAX as u64 || has_too_many(maker) {
             return Err(Errno::EAGAIN);
         }
         let tid = tasks.new_id();
@@ -266,7 +266,26 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     if has(CloneFlags::CLEAR_SIGHAND) {
         child.signals.borrow_mut().reset_handlers();
     }
-    Ok(Arc::new(child))
+    let child = Arc::new(child);
+    cpu_limit::watch(&child);
+    Ok(child)
+}
+
+/// Whether the user of a process has as many threads as `RLIMIT_NPROC` allows. Root and those who may
+/// exceed limits are not looked at (`copy_process` in kernel/fork.c).
+fn has_too_many(maker: &Process) -> bool {
+    let limit = maker.limits.borrow_mut()[RLIMIT_NPROC].current;
+    let (uid, may_exceed) = {
+        let own = maker.credentials.borrow_mut();
+        let may = own.can(Capabilities::SYS_RESOURCE) || own.can(Capabilities::SYS_ADMIN);
+        (own.uid, own.uid == 0 || may)
+    };
+    if may_exceed || limit >= PID_MAX as u64 {
+        return false;
+    }
+    let threads = kernel().tasks.threads.borrow_mut();
+    let is_of_user = |thread: &&Arc<Thread>| thread.process.credentials.borrow_mut().uid == uid;
+    threads.values().filter(is_of_user).count() as u64 >= limit
 }
 
 /// A thread that nobody knows yet.

@@ -115,6 +115,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
         end_sandbox(status);
     }
     process.timers.disarm_all();
+    process.cpu_limit.disarm();
     process.posix_timers.remove_all();
     process.release();
     process.look_at_resident();

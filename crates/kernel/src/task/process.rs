@@ -144,8 +144,12 @@ pub struct ResourceLimit {
     pub maximum: u64,
 }
 
+/// Index of `RLIMIT_CPU` in [`Process::limits`], in seconds.
+pub const RLIMIT_CPU: usize = 0;
 /// Index of `RLIMIT_FSIZE` in [`Process::limits`].
 pub const RLIMIT_FSIZE: usize = 1;
+/// Index of `RLIMIT_DATA` in [`Process::limits`].
+pub const RLIMIT_DATA: usize = 2;
 /// Index of `RLIMIT_STACK` in [`Process::limits`].
 pub const RLIMIT_STACK: usize = 3;
 /// Index of `RLIMIT_NPROC` in [`Process::limits`].
@@ -155,6 +159,8 @@ pub const RLIMIT_NOFILE: usize = 7;
 
 /// Index of `RLIMIT_MEMLOCK` in [`Process::limits`].
 pub const RLIMIT_MEMLOCK: usize = 8;
+/// Index of `RLIMIT_AS` in [`Process::limits`].
+pub const RLIMIT_AS: usize = 9;
 /// Index of `RLIMIT_SIGPENDING` in [`Process::limits`].
 pub const RLIMIT_SIGPENDING: usize = 11;
 /// Index of `RLIMIT_NICE` in [`Process::limits`].
@@ -289,6 +295,8 @@ pub struct Process {
     pub signals: KernelCell<ProcessSignals>,
     /// Interval timers (setitimer(2)).
     pub timers: crate::task::timers::itimer::IntervalTimers,
+    /// What looks at `RLIMIT_CPU`.
+    pub cpu_limit: crate::task::timers::cpu_limit::CpuLimit,
     /// POSIX timers (timer_create(2)).
     pub posix_timers: crate::task::timers::posix::PosixTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
@@ -411,6 +419,7 @@ impl Process {
             auxiliary_vector: KernelCell::default(),
             signals: KernelCell::default(),
             timers: Default::default(),
+            cpu_limit: Default::default(),
             posix_timers: Default::default(),
             dumpable: KernelCell::new(true),
             is_subreaper: KernelCell::new(false),

@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 
 use super::calls::{hostcall, nr};
+use super::filter::AUDIT_ARCH_X86_64;
 use super::segment::Interrupted;
 use super::{HostProcesses, copies, entry, memory, segment, vcpu};
 use crate::boot_area::{TWIN_TO_BE, of_process};
@@ -40,6 +41,15 @@ pub struct HostSignalInfo {
     address: u64,
     /// `si_status` of `SIGCHLD`.
     status: i32,
+    /// `si_arch` of `SIGSYS`.
+    arch: u32,
+}
+
+impl HostSignalInfo {
+    /// Whether a system call of another architecture was made: `int 0x80`, or any in code of 32 bits.
+    fn is_of_foreign_call(&self, signal: u32) -> bool {
+        signal == SIGSYS && self.arch != AUDIT_ARCH_X86_64
+    }
 }
 
 /// What the entry code does next.
@@ -243,6 +253,29 @@ fn begin_return_again() -> Continuation {
 }
 
 fn frame_from(signal: u32, info: &HostSignalInfo, context: &MachineContext, rip: u64) -> TrapFrame {
+    if info.is_of_foreign_call(signal) {
+        return foreign_call(info, context, rip);
+    }
+    frame_of(signal, info, context, rip)
+}
+
+/// A call of another architecture is what it is on a kernel that does not serve any: a general protection
+/// fault at the instruction, of which each has two bytes.
+fn foreign_call(info: &HostSignalInfo, context: &MachineContext, rip: u64) -> TrapFrame {
+    const SI_KERNEL: i32 = 0x80;
+    const GENERAL_PROTECTION: u64 = 13;
+    /// The interrupt's entry in the interrupt table (Intel SDM vol. 3, 6.13).
+    const INTERRUPT_0X80: u64 = 0x80 << 3 | 2;
+    TrapFrame {
+        code: SI_KERNEL,
+        address: 0,
+        trap: GENERAL_PROTECTION,
+        error: INTERRUPT_0X80,
+        ..frame_of(SIGSEGV, info, context, rip.wrapping_sub(2))
+    }
+}
+
+fn frame_of(signal: u32, info: &HostSignalInfo, context: &MachineContext, rip: u64) -> TrapFrame {
     let mut frame = TrapFrame {
         orig_rax: if signal == SIGSYS { context.rax } else { u64::MAX },
         rip,

@@ -12,7 +12,7 @@ _BEGAN = int(time.time())
 _LINES_MAX = 64
 _UNITS = (1, 1000, 1000000, 1000000000)
 _STANDARD = os.path.dirname(os.__file__) + "/"
-_LIBRARIES = (_STANDARD, "/opt/packages/", _HERE)
+_LIBRARIES = (_STANDARD, "/opt/site-packages/", _HERE)
 # Objects that the collector of garbage does not show.
 _HIDDEN = gc.get_freeze_count()
 

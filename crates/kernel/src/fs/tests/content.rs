@@ -5,7 +5,7 @@ use crate::fs::inode::AttributeChanges;
 use crate::fs::overlay::{Grow, RegularFile, Seals};
 use crate::mm::MapRequest;
 use crate::mm::backing::{FileBacking, MmapSource};
-use crate::mm::mlock::LockLimit;
+use crate::mm::limits::GrowthLimits;
 use crate::mm::shared::{Placed, SEGV_MAPERR, page_in};
 use crate::mm::space::{Placement, Remap};
 use crate::mm::vma::VmaFlags;
@@ -255,7 +255,7 @@ fn a_private_mapping_loses_what_its_file_loses() {
     assert!(comes(HERE + 3 * 4096));
     assert_eq!(mapped(HERE), [true, false, false, true]);
     assert_eq!(mm.protect(HERE, 4 * 4096, 3), Ok(()));
-    let limit = LockLimit(None);
+    let limit = GrowthLimits::NONE;
     assert_eq!(mm.remap(HERE, 4 * 4096, 4 * 4096, Remap::Fixed(THERE), limit), Ok(THERE));
     assert_eq!((mapped(HERE), mapped(THERE)), ([false; 4], [true, false, false, true]));
     assert_eq!(byte(THERE), original[0]);

@@ -7,6 +7,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::async_io::Owner;
 use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
+use crate::fs::inode::FileType;
 use crate::fs::locks::Patience;
 use crate::fs::overlay::{RegularFile, Seals};
 use crate::net::socket::Socket;
@@ -147,6 +148,14 @@ const SIOCSPGRP: u32 = 0x8902;
 const FIOGETOWN: u32 = 0x8903;
 const SIOCGPGRP: u32 = 0x8904;
 
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
+const FIDEDUPERANGE: u32 = 0xc018_9436;
+
+fn is_regular(open: &OpenFile) -> bool {
+    open.path.as_ref().is_some_and(|path| path.inode().file_type() == FileType::Regular)
+}
+
 /// ioctl(2).
 pub fn ioctl(fd: Fd, Flags(request): Flags, argument: UserAddress) -> Result<u64> {
     let open = fd.usable_file()?;
@@ -191,6 +200,8 @@ pub fn ioctl(fd: Fd, Flags(request): Flags, argument: UserAddress) -> Result<u64
             let left = open.file.size().saturating_sub(open.position());
             argument.write(&i32::try_from(left).unwrap_or(i32::MAX)).map(|()| 0)
         }
+        // No file system here shares blocks between files (ioctl_ficlone(2)).
+        FICLONE | FICLONERANGE | FIDEDUPERANGE if is_regular(&open) => Err(Errno::EOPNOTSUPP),
         _ => open.file.ioctl(request, argument),
     }
 }

@@ -1,14 +1,14 @@
-//! Locking memory (mlock(2)).
+//! Locking memory (mlock(2)), and what the running process may map and lock.
 
 use thaw_abi::layout::GUEST_MAX;
 
 use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::mm::AddressSpace;
-use crate::mm::mlock::LockLimit;
+use crate::mm::limits::{GrowthLimits, LockLimit, MapLimit};
 use crate::mm::vma::VmaFlags;
 use crate::platform::user::UserAddress;
-use crate::task::process::RLIMIT_MEMLOCK;
+use crate::task::process::{RLIMIT_AS, RLIMIT_DATA, RLIMIT_MEMLOCK};
 use crate::task::{Capabilities, current_process};
 
 /// What the running process may lock: all it likes with `CAP_IPC_LOCK`.
@@ -16,6 +16,15 @@ pub fn own_limit() -> LockLimit {
     let process = current_process();
     let is_privileged = process.credentials.borrow_mut().can(Capabilities::IPC_LOCK);
     LockLimit((!is_privileged).then(|| process.limits.borrow_mut()[RLIMIT_MEMLOCK].current))
+}
+
+/// How far the running process may let its memory grow.
+pub fn growth_limits() -> GrowthLimits {
+    let process = current_process();
+    let limits = process.limits.borrow_mut();
+    let mapped = MapLimit { all: limits[RLIMIT_AS].current, data: limits[RLIMIT_DATA].current };
+    drop(limits);
+    GrowthLimits { locked: own_limit(), mapped }
 }
 
 /// The pages of a range of bytes: start and bytes, which wrap around as on Linux.

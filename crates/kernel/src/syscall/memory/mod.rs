@@ -10,6 +10,7 @@ use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFlags;
 use crate::mm::backing::{FileBacking, MmapSource};
+use crate::mm::limits::{MapLimit, is_data};
 use crate::mm::space::{MapRequest, Placement, Remap};
 use crate::mm::vma::VmaFlags;
 use crate::platform::machine::{Machine, Memory, PROT_WRITE, Populate};
@@ -99,6 +100,7 @@ pub fn mmap(
     }
     let mut vma_flags = if shared { VmaFlags::SHARED } else { VmaFlags::empty() };
     vma_flags.set(VmaFlags::LOCKED, is_locked);
+    check_room(placement, len, is_data(prot, vma_flags))?;
     let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
     let start = current_process().mm().map(request)?;
     if flags & MAP_POPULATE != 0 {
@@ -107,6 +109,26 @@ pub fn mmap(
         let _ = Machine::populate(start, len.next_multiple_of(4096), how);
     }
     Ok(start)
+}
+
+/// `ENOMEM` if the running process may not map so much besides what it has; what a fixed mapping replaces
+/// does not count (`mmap_region` in mm/mmap.c).
+fn check_room(placement: Placement, len: u64, is_data: bool) -> Result<()> {
+    let limit = locking::growth_limits().mapped;
+    if limit == MapLimit::NONE {
+        return Ok(());
+    }
+    let mm = current_process().mm();
+    let len = page_align_up(len).ok_or(Errno::ENOMEM)?;
+    let replaced = match placement {
+        Placement::Fixed(start) => {
+            let end = start.saturating_add(len);
+            mm.sum(&|vma| vma.end.min(end).saturating_sub(vma.start.max(start)))
+        }
+        _ => 0,
+    };
+    let more = len.saturating_sub(replaced);
+    limit.check(&mm, more, if is_data { more } else { 0 })
 }
 
 /// What a mapping of a file shows, and whether it is shared.
@@ -163,15 +185,32 @@ pub fn mprotect(UserAddress(start): UserAddress, len: u64, Flags(prot): Flags) -
         bytes += start - vma.start;
         from = vma.start;
     }
+    check_writable(from, bytes, prot)?;
     match current_process().mm().protect(from, bytes, prot & 7) {
         Err(Errno::EINVAL) => Err(Errno::ENOMEM),
         outcome => outcome,
     }
 }
 
+/// `ENOMEM` if the running process may not have so much more memory of its own that it may write
+/// (`mprotect_fixup` in mm/mprotect.c).
+fn check_writable(start: u64, len: u64, prot: u32) -> Result<()> {
+    let limit = locking::growth_limits().mapped;
+    if prot & PROT_WRITE == 0 || limit.data == u64::MAX {
+        return Ok(());
+    }
+    let mm = current_process().mm();
+    let end = start.saturating_add(page_align_up(len).unwrap_or(u64::MAX));
+    let more = mm.sum(&|vma| match !is_data(vma.prot, vma.flags) && is_data(prot, vma.flags) {
+        true => vma.end.min(end).saturating_sub(vma.start.max(start)),
+        false => 0,
+    });
+    limit.check(&mm, 0, more)
+}
+
 /// brk(2): the system call returns the break, whether or not it moved.
 pub fn brk(UserAddress(wanted): UserAddress) -> Result<u64> {
-    Ok(current_process().mm().brk(wanted, locking::own_limit()))
+    Ok(current_process().mm().brk(wanted, locking::growth_limits()))
 }
 
 /// mremap(2).
@@ -192,7 +231,7 @@ pub fn mremap(
         MAYMOVE => Remap::MayMove,
         _ => Remap::Fixed(new_start),
     };
-    current_process().mm().remap(start, old_len, new_len, how, locking::own_limit())
+    current_process().mm().remap(start, old_len, new_len, how, locking::growth_limits())
 }
 
 /// madvise(2).

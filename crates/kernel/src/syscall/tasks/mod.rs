@@ -18,6 +18,7 @@ pub use credentials::*;
 pub use groups::*;
 pub use scheduling::*;
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -30,8 +31,9 @@ use crate::platform::machine::{Machine, Memory, ThreadState, Threads};
 use crate::platform::user::UserAddress;
 use crate::state::{RELEASE, VERSION, kernel};
 use crate::task::ids::Tid;
-use crate::task::process::ResourceLimit;
+use crate::task::process::{RLIMIT_CPU, ResourceLimit};
 use crate::task::signal::Signal;
+use crate::task::timers::cpu_limit;
 use crate::task::usage::LOAD_BITS;
 use crate::task::{Capabilities, Process, current, current_process, exit, fork_id};
 
@@ -360,15 +362,20 @@ fn may_look_at_limits(process: &Process) -> bool {
 
 /// getrlimit(2).
 pub fn getrlimit(resource: usize, to: UserAddress) -> Result<()> {
-    limit(&current_process(), resource, UserAddress::NULL, to)
+    limit(&current().process, resource, UserAddress::NULL, to)
 }
 
 /// setrlimit(2).
 pub fn setrlimit(resource: usize, from: UserAddress) -> Result<()> {
-    limit(&current_process(), resource, from, UserAddress::NULL)
+    limit(&current().process, resource, from, UserAddress::NULL)
 }
 
-fn limit(process: &Process, resource: usize, new: UserAddress, old: UserAddress) -> Result<()> {
+fn limit(
+    process: &Arc<Process>,
+    resource: usize,
+    new: UserAddress,
+    old: UserAddress,
+) -> Result<()> {
     let current_limit = *process.limits.borrow_mut().get(resource).ok_or(Errno::EINVAL)?;
     if !new.is_null() {
         let wanted: ResourceLimit = new.read()?;
@@ -382,6 +389,9 @@ fn limit(process: &Process, resource: usize, new: UserAddress, old: UserAddress)
             return Err(Errno::EPERM);
         }
         process.limits.borrow_mut()[resource] = wanted;
+        if resource == RLIMIT_CPU {
+            cpu_limit::watch(process);
+        }
     }
     old.write_if_some(&current_limit)
 }

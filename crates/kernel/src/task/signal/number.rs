@@ -74,6 +74,7 @@ signals! {
     SIGTTIN 21
     SIGTTOU 22
     SIGURG 23
+    SIGXCPU 24
     SIGXFSZ 25
     SIGVTALRM 26
     SIGPROF 27
