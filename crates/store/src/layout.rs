@@ -16,6 +16,7 @@
 //! kernels/<hash>                 ELF files of builds of the Thaw kernel, 0444
 //! checkpoints/<name>             JSON record of a checkpoint, 0600
 //! templates/<name>               JSON record of a runtime template, 0600
+//! reserve                        room for what must be written on a full disk, 0600
 //! known-files                    contents of files of the host, 0600
 //! domains/<name>                 empty file: a sharing domain that was used
 //! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
