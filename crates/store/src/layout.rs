@@ -31,6 +31,8 @@ use crate::owner::{Acting, Owner};
 /// Content of the version file.
 pub(crate) const STORE_VERSION: &str = "thaw store 1";
 
+/// Name of the file that holds room on the disk.
+pub(crate) const RESERVE_NAME: &str = "reserve";
 /// End of the name of a packed image.
 const PACKED_SUFFIX: &str = ".packed";
 /// End of the name of a working set record.
@@ -91,6 +93,10 @@ impl Layout {
 
     pub(crate) fn lock(&self) -> PathBuf {
         self.root.join("lock")
+    }
+
+    pub(crate) fn reserve(&self) -> PathBuf {
+        self.root.join(RESERVE_NAME)
     }
 
     pub(crate) fn blobs(&self) -> PathBuf {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fstatvfs};
 
 use crate::error::StoreError;
+use crate::layout::RESERVE_NAME;
 use crate::lock::lock_exclusive;
 
 /// Bytes that are held.
@@ -61,7 +62,7 @@ impl DiskFull for StoreError {
 impl Reserve {
     /// That of the store at `root`, whether it is there or not.
     pub fn of(root: &Path) -> Self {
-        Self { path: root.join("reserve") }
+        Self { path: root.join(RESERVE_NAME) }
     }
 
     /// Takes the room that the reserve lacks, if the disk has enough.
