@@ -434,6 +434,47 @@ fn a_full_disk_is_a_clear_error_and_loses_nothing() {
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
 }
 
+/// The store keeps a little room for both.
+#[test]
+fn a_daemon_starts_again_and_versions_change_on_a_full_disk() {
+    let Some(disk) = SmallDisk::mount("needed", "32m") else {
+        eprintln!("not checked: mounting a small file system takes root");
+        return;
+    };
+    let home = disk.0.join("home");
+    fs::create_dir(&home).expect("a home");
+    for _ in 0..2 {
+        let outcome = Function::Example("hello-c").build(&home);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    }
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let fill = |name: &str| {
+        fs::write(disk.0.join(name), vec![0; 32 << 20]).expect_err("the disk is smaller");
+    };
+    fill("first");
+    daemon.kill_and_await_next();
+    fill("second");
+    let versions = run(thaw().env("THAW_HOME", &home).args(["versions", "hello-c", "--json"]));
+    assert!(versions.stdout.contains("\"number\": 2"), "{versions:?}");
+    for version in ["1", "2"] {
+        let activate = ["activate", "hello-c", version];
+        let outcome = run(thaw().env("THAW_HOME", &home).args(activate));
+        assert!(outcome.success().contains(&format!("to version {version}")), "{}", daemon.log());
+    }
+    wait_until("the daemon says that the disk is full", || {
+        daemon.log().contains("is full: only what is small and needed is written still")
+    });
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    for name in ["first", "second"] {
+        fs::remove_file(disk.0.join(name)).expect("removable");
+    }
+    wait_until("the room is held again", || {
+        let reserve = fs::metadata(home.join("store/reserve")).expect("it is there");
+        reserve.len() == 512 << 10 && daemon.log().contains("has room again")
+    });
+    assert_eq!(daemon.stop(), Some(0));
+}
+
 #[test]
 fn a_full_disk_refuses_a_checkpoint_and_the_instance_goes_on() {
     let Some(disk) = SmallDisk::mount("checkpoints", "24m") else {

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Linking, Outcome, compile, descendants, exists, free_port, get, process, python, run,
+    Linking, Outcome, compile, descendants, exists, free_port, get, limit_of, process, python, run,
     run_with_input, thaw, thaw_binary, wait_until,
 };
 
@@ -318,6 +318,26 @@ fn memory_is_limited() {
     let outcome = sandboxed(&["--memory=128MiB"], &[interpreter, "-c", script]);
     assert!(!outcome.stdout.contains("got it"), "{}", outcome.stdout);
     assert!(outcome.code.is_some(), "it was stuck");
+}
+
+#[test]
+fn without_a_limit_a_program_sees_the_memory_of_the_host() {
+    let script = "import os\n\
+        total = int(open('/proc/meminfo').readline().split()[1]) << 10\n\
+        files = os.statvfs('/tmp')\n\
+        print(total, os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') == total)\n\
+        print(files.f_blocks == total // 4 * 3 // files.f_bsize)";
+    let interpreter = python();
+    let interpreter = interpreter.to_str().expect("a path");
+    let output = sandboxed(&["--memory=0B"], &[interpreter, "-c", script]).success();
+    let [shown, "True", "True"] = output.split_whitespace().collect::<Vec<_>>()[..] else {
+        panic!("{output}");
+    };
+    let memory = fs::read_to_string("/proc/meminfo").expect("the host's memory");
+    let total = memory.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
+    let total = total.expect("a number") << 10;
+    let own = limit_of(std::process::id(), "memory", "memory.limit_in_bytes", "memory.max");
+    assert_eq!(shown.parse(), Ok(own.map_or(total, |own| own.min(total))));
 }
 
 #[test]

@@ -395,6 +395,43 @@ fn times_that_node_keeps_are_named() {
     assert_eq!(Place::new("app.js", &read, "").times(), None);
 }
 
+/// Nothing of uvicorn is there but the object in which it keeps the header.
+#[test]
+fn a_date_that_uvicorn_keeps_is_named() {
+    let state = |headers: &str| {
+        let imports = format!(
+            "import sys, types\nsys.modules['uvicorn.server'] = types.ModuleType('uvicorn.server')\n\
+             class ServerState: pass\nServerState.__module__ = 'uvicorn.server'\n\
+             state = ServerState()\nstate.default_headers = [{headers}]"
+        );
+        Place::new("app.py", &python(&imports, "pass", "1"), "").warnings(&[])
+    };
+    let warnings = state("(b'date', b'Thu, 01 Jan 1970 00:00:00 GMT'), (b'server', b'uvicorn')");
+    let [only] = &warnings[..] else { panic!("{warnings:?}") };
+    let text = only["text"].as_str().expect("text");
+    assert!(text.starts_with("uvicorn keeps the `Date` of its answers "), "{text}");
+    assert!(text.contains("`--no-date-header`"), "{text}");
+    assert!(state("(b'server', b'uvicorn')").is_empty());
+}
+
+#[test]
+fn a_date_that_node_keeps_after_training_is_named() {
+    let train = "\n[[train.requests]]\npath = \"/\"\n";
+    let server = |before: &str| {
+        format!(
+            "require('http').createServer((q, a) => {{ {before} a.end('1'); }}).listen(8080);\n"
+        )
+    };
+    let warnings = Place::new("app.js", &server(""), train).warnings(&[]);
+    let [only] = &warnings[..] else { panic!("{warnings:?}") };
+    let text = only["text"].as_str().expect("text");
+    assert!(text.starts_with("Node.js keeps the `Date` of its answers "), "{text}");
+    assert!(text.contains("`response.sendDate = false`"), "{text}");
+    let without = server("a.sendDate = false;");
+    assert!(Place::new("app.js", &without, train).warnings(&[]).is_empty());
+    assert!(Place::new("app.js", &server(""), "").warnings(&[]).is_empty());
+}
+
 #[test]
 fn times_that_ruby_keeps_are_named() {
     let kept = "START = Time.now\nclass Config\n  @loaded = START.to_i\n  \

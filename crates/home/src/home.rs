@@ -30,7 +30,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
-use thaw_store::{Acting, Closed, Owner};
+use thaw_store::{Acting, Closed, Owner, Reserve};
 
 /// Environment variable that names the directory.
 pub const HOME_VARIABLE: &str = "THAW_HOME";
@@ -401,6 +401,12 @@ impl Home {
         self.owner()?.act().map_err(|error| self.unusable(error))
     }
 
+    /// Room for what is small and needed although the disk is full: that of the store, which lies on
+    /// the same disk as a rule.
+    pub fn reserve(&self) -> Reserve {
+        Reserve::of(&self.store())
+    }
+
     /// The Unix socket of the daemon's admin API.
     pub fn admin_socket(&self) -> PathBuf {
         self.root.join("admin.sock")
@@ -429,9 +435,12 @@ impl Home {
     fn try_lock(&self) -> Result<DaemonLock, HomeError> {
         let path = self.root.join("daemon.lock");
         let _acting = self.act()?;
-        let opened =
-            OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(&path);
-        let file = opened.map_err(|error| HomeError::Unusable { path: path.clone(), error })?;
+        let open =
+            || OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(&path);
+        let file = self
+            .reserve()
+            .spend(open)
+            .map_err(|error| HomeError::Unusable { path: path.clone(), error })?;
         // The host drops the lock with the process, so a killed daemon leaves
         // nothing to clean up.
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -485,9 +494,11 @@ impl DaemonLock {
         let path = self.home.root.join("daemon.json");
         let temporary = self.home.root.join(format!("daemon.json.{}", std::process::id()));
         let text = serde_json::to_vec_pretty(address).expect("an address is plain data");
-        fs::write(&temporary, text)
-            .and_then(|()| fs::rename(&temporary, &path))
-            .map_err(|error| HomeError::Unusable { path, error })
+        let write = || {
+            let written = fs::write(&temporary, &text).and_then(|()| fs::rename(&temporary, &path));
+            written.inspect_err(|_| drop(fs::remove_file(&temporary)))
+        };
+        self.home.reserve().spend(write).map_err(|error| HomeError::Unusable { path, error })
     }
 }
 

@@ -8,6 +8,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::num::NonZeroU64;
 use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -171,10 +172,13 @@ impl Kernel {
     pub fn files_are_full(&self, used: u64) {
         if self.is_first_refusal() {
             control::say_lack(self.config.get().flags, LACK_FILE_ROOM, used, b"");
+            let (of_what, way_out) = match self.config.get().memory_limit {
+                0 => ("the machine's memory", "give the machine more"),
+                _ => ("`limits.memory` in thaw.toml", "raise that"),
+            };
             crate::console!(
                 "thaw: there is no room for what the program writes to files, which take {} of \
-                 memory: they may take three quarters of `limits.memory` in thaw.toml, which is \
-                 {}; raise that",
+                 memory: they may take three quarters of {of_what}, which is {}; {way_out}",
                 Size(used),
                 Size(self.memory_total())
             );
@@ -193,14 +197,30 @@ impl Kernel {
         is_read && SAID_IN.swap(generation + 1, Ordering::Relaxed) <= generation
     }
 
-    /// Bytes of memory that the guest is told the machine has: the sandbox's
-    /// limit, or a gigabyte if it has none.
+    /// Bytes of memory that the guest is told the machine has: the sandbox's limit, or all that the host
+    /// has if it has none.
     pub fn memory_total(&self) -> u64 {
+        self.known_memory().unwrap_or(UNKNOWN_MEMORY)
+    }
+
+    /// The same; `None`: there is no limit, and the host has not said how much it has.
+    pub fn known_memory(&self) -> Option<u64> {
         match self.config.get().memory_limit {
-            0 => 1 << 30,
-            limit => limit,
+            0 => NonZeroU64::new(HOST_MEMORY.load(Ordering::Relaxed)).map(NonZeroU64::get),
+            limit => Some(limit),
         }
     }
+}
+
+/// Bytes of memory that a sandbox without a limit shows if the host does not say how much it has.
+const UNKNOWN_MEMORY: u64 = 1 << 30;
+
+/// Bytes of memory that this boot's host has; 0: it has not said.
+static HOST_MEMORY: AtomicU64 = AtomicU64::new(0);
+
+/// Notes how much memory this boot's host has, which no image holds.
+pub fn set_host_memory(bytes: Option<NonZeroU64>) {
+    HOST_MEMORY.store(bytes.map_or(0, NonZeroU64::get), Ordering::Relaxed);
 }
 
 /// A number of bytes, for people: as `limits.memory` is written where it is a round one.

@@ -55,6 +55,7 @@ impl Sandbox {
     /// A sandbox over a lower layer whose files have these contents.
     pub fn over(lower: LowerLayer, blobs: Vec<Vec<u8>>, credentials: Credentials) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        state::set_host_memory(None);
         Machine::begin_first().unwrap();
         heap::map_front().unwrap();
         host_process::map_first().unwrap();

@@ -38,6 +38,17 @@ impl InitialStack {
         }
     }
 
+    /// The value of a variable of the environment.
+    pub fn variable(&self, name: &str) -> Option<&CStr> {
+        // SAFETY: a null ends the environment, which lies behind the arguments and the null that
+        // ends them; each word before it is the address of a C string.
+        let strings = (0..).map_while(|number| unsafe {
+            let address = self.words.add(1 + self.words.read() as usize + 1 + number).read();
+            (address != 0).then(|| CStr::from_ptr(address as *const _))
+        });
+        strings.into_iter().find_map(|string| value_of(string, name))
+    }
+
     /// Address of the vdso; 0 if there is none.
     pub fn vdso(&self) -> u64 {
         self.auxiliary(AT_SYSINFO_EHDR)
@@ -73,6 +84,12 @@ impl InitialStack {
     }
 }
 
+/// The value in a string `NAME=value` with that name.
+fn value_of<'a>(string: &'a CStr, name: &str) -> Option<&'a CStr> {
+    let rest = string.to_bytes_with_nul().strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+    CStr::from_bytes_with_nul(rest).ok()
+}
+
 /// A program header (`Elf64_Phdr`, elf(5)).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -98,6 +115,7 @@ mod tests {
     #[test]
     fn an_initial_stack_is_read() {
         let name = c"thaw-zygote";
+        let variables = [c"SIZES=1", c"SIZE=23"];
         let header = |kind, flags, address, memory_size| Segment {
             kind,
             flags,
@@ -114,7 +132,8 @@ mod tests {
             name.as_ptr().expose_provenance() as u64,
             name.as_ptr().expose_provenance() as u64,
             0,
-            name.as_ptr().expose_provenance() as u64,
+            variables[0].as_ptr().expose_provenance() as u64,
+            variables[1].as_ptr().expose_provenance() as u64,
             0,
             AT_PHNUM,
             2,
@@ -125,9 +144,11 @@ mod tests {
             0,
             0,
         ];
-        // SAFETY: two arguments, an environment of one, and a vector of three values.
+        // SAFETY: two arguments, an environment of two, and a vector of three values.
         let stack = unsafe { InitialStack::new(words.as_ptr()) };
         assert_eq!(stack.name(), name);
+        assert_eq!(stack.variable("SIZE"), Some(c"23"));
+        assert_eq!(stack.variable("SIZ"), None);
         assert_eq!(stack.vdso(), 0x7000);
         assert_eq!(stack.auxiliary(6), 0);
         let found: Vec<_> = stack.segments().map(|s| (s.flags, s.address, s.memory_size)).collect();

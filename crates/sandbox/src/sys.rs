@@ -414,11 +414,11 @@ pub fn exit_at_once(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Executes the file behind `file` with one argument, its name, and an empty environment.
-/// Returns only on failure. Allocates nothing.
-pub fn execute(file: BorrowedFd<'_>, name: &CStr) -> io::Error {
+/// Executes the file behind `file` with one argument, its name, and an environment of one variable
+/// or none. Returns only on failure. Allocates nothing.
+pub fn execute(file: BorrowedFd<'_>, name: &CStr, variable: Option<&CStr>) -> io::Error {
     let argv: [*const c_char; 2] = [name.as_ptr(), ptr::null()];
-    let environment: [*const c_char; 1] = [ptr::null()];
+    let environment: [*const c_char; 2] = [variable.map_or(ptr::null(), CStr::as_ptr), ptr::null()];
     // SAFETY: the path is an empty C string, both arrays end with a null pointer
     // and all strings outlive the call.
     unsafe {

@@ -86,6 +86,12 @@ fn niceness(process: &str) -> String {
     fields.split(' ').nth(16).unwrap().to_owned()
 }
 
+/// Bytes of memory of this machine.
+fn all_memory() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    text.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
 #[test]
 fn a_zygote_has_no_rights_and_an_empty_world() {
     let zygote = zygote();
@@ -97,7 +103,11 @@ fn a_zygote_has_no_rights_and_an_empty_world() {
     // The first process of a pid namespace of its own.
     assert_eq!(status_field(pid, "NSpid").split_whitespace().last(), Some("1"));
     assert_eq!(fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim(), "1000");
-    assert_eq!(fs::read(format!("/proc/{pid}/environ")).unwrap(), b"");
+    // It is told how much memory there is, and nothing else of this process' surroundings.
+    let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+    let value = environment.strip_prefix("HOST_MEMORY=").and_then(|rest| rest.strip_suffix('\0'));
+    let bytes: u64 = value.expect("one variable").parse().expect("a number");
+    assert!(bytes >= 1 << 20 && bytes <= all_memory(), "{bytes}");
     assert_eq!(fs::read(format!("/proc/{pid}/cmdline")).unwrap(), b"thaw-kernel\0");
     // Its parent runs before others; it does not.
     assert_eq!(niceness("self"), niceness(&pid.to_string()));

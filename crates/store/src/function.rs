@@ -345,10 +345,14 @@ impl Session {
 
     fn write_function(&mut self, record: FunctionRecord) -> Result<FunctionRecord> {
         let to = self.layout.function_record(&record.name);
-        let staged = self.stage.write_file(&[&to_json(&record)], SHARED_MODE)?;
-        sync_all(&[&staged])?;
-        publish(&staged, &to, Existing::Replace)?;
-        sync_all(&[parent(&to), &self.layout.functions()])?;
+        let json = to_json(&record);
+        let reserve = self.reserve();
+        reserve.spend(|| {
+            let staged = self.stage.write_file(&[&json], SHARED_MODE)?;
+            sync_all(&[&staged])?;
+            publish(&staged, &to, Existing::Replace)?;
+            sync_all(&[parent(&to), &self.layout.functions()])
+        })?;
         Ok(record)
     }
 
@@ -357,7 +361,7 @@ impl Session {
     fn lock_function(&self, name: &Name) -> Result<File> {
         let path = self.layout.function(name);
         loop {
-            fs::create_dir_all(&path).context("create", &path)?;
+            self.reserve().spend(|| fs::create_dir_all(&path).context("create", &path))?;
             match lock_directory(&path)? {
                 Some(lock) => return Ok(lock),
                 None => continue, // The function was removed at this moment.

@@ -16,6 +16,7 @@
 //! kernels/<hash>                 ELF files of builds of the Thaw kernel, 0444
 //! checkpoints/<name>             JSON record of a checkpoint, 0600
 //! templates/<name>               JSON record of a runtime template, 0600
+//! reserve                        room for what must be written on a full disk, 0600
 //! known-files                    contents of files of the host, 0600
 //! domains/<name>                 empty file: a sharing domain that was used
 //! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
@@ -30,6 +31,8 @@ use crate::owner::{Acting, Owner};
 /// Content of the version file.
 pub(crate) const STORE_VERSION: &str = "thaw store 1";
 
+/// Name of the file that holds room on the disk.
+pub(crate) const RESERVE_NAME: &str = "reserve";
 /// End of the name of a packed image.
 const PACKED_SUFFIX: &str = ".packed";
 /// End of the name of a working set record.
@@ -90,6 +93,10 @@ impl Layout {
 
     pub(crate) fn lock(&self) -> PathBuf {
         self.root.join("lock")
+    }
+
+    pub(crate) fn reserve(&self) -> PathBuf {
+        self.root.join(RESERVE_NAME)
     }
 
     pub(crate) fn blobs(&self) -> PathBuf {

@@ -2,7 +2,7 @@
 //! process that holds them, however it ends.
 //!
 //! Lock order: the store's lock, then a session's directory, then a function's
-//! directory, then single index and image files.
+//! directory, then single index and image files, then the reserve.
 
 use std::fs::File;
 use std::os::fd::AsFd;

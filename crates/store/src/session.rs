@@ -42,9 +42,12 @@ impl Store {
         let path = self.layout.lock();
         let lock = File::open(&path).context("open", &path)?;
         lock_shared(&lock, &path)?;
+        let stage = self.reserve().spend(|| Stage::create(&self.layout))?;
+        // The next one may need it; most stores have it.
+        let _ = self.reserve().fill();
         Ok(Session {
             store: self.clone(),
-            stage: Stage::create(&self.layout)?,
+            stage,
             staged: HashMap::new(),
             domains: BTreeSet::new(),
             known: KnownFiles::default(),

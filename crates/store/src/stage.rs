@@ -90,13 +90,18 @@ impl Stage {
 
     /// Writes a small file with its final permissions, which is neither on disk nor in its place.
     pub(crate) fn write_file(&mut self, content: &[&[u8]], mode: u32) -> Result<PathBuf> {
-        let (mut file, path) = self.create_file()?;
-        for part in content {
-            file.write_all(part).context("write", &path)?;
+        let (file, path) = self.create_file()?;
+        let written = write_all(&file, &path, content).and_then(|()| seal_as(&file, &path, mode));
+        if written.is_err() {
+            // On a full disk it would take room from the next.
+            let _ = fs::remove_file(&path);
         }
-        seal_as(&file, &path, mode)?;
-        Ok(path)
+        written.map(|()| path)
     }
+}
+
+fn write_all(mut file: &File, path: &Path, content: &[&[u8]]) -> Result<()> {
+    content.iter().try_for_each(|part| file.write_all(part)).context("write", path)
 }
 
 impl Drop for Stage {

@@ -10,6 +10,7 @@ use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::BlobHash;
 use crate::layout::{Layout, STORE_VERSION};
 use crate::owner::{Closed, Owner, closed};
+use crate::reserve::{Reserve, Room};
 use crate::stage::{self, Removal, Stage, publish, seal, sync_directory};
 
 /// A directory with everything that Thaw keeps. Cheap to clone; any number of
@@ -60,6 +61,18 @@ impl Store {
     /// The store's directory, absolute and without symbolic links.
     pub fn root(&self) -> &Path {
         self.layout.root()
+    }
+
+    /// Room for what is small and needed although the disk is full.
+    pub fn reserve(&self) -> Reserve {
+        Reserve::of(self.layout.root())
+    }
+
+    /// Takes the room that the reserve lacks, if the disk has enough; says how it stands, or `None`
+    /// where the file system cannot hold room for a file.
+    pub fn fill_reserve(&self) -> Option<Room> {
+        let _acting = self.layout.act().ok()?;
+        self.reserve().fill().ok()
     }
 
     /// Where a blob lies if it is here. The file must never be written to.

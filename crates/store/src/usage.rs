@@ -95,7 +95,8 @@ pub struct StoredBytes {
     pub indexes: u64,
     /// Builds of the Thaw kernel.
     pub kernels: u64,
-    /// Records of functions, checkpoints, root file systems and images, and the table of known files.
+    /// Records of functions, checkpoints, root file systems and images, the table of known files, and
+    /// the reserve for records on a full disk.
     pub records: u64,
     /// What sessions have not published yet.
     pub unpublished: u64,
@@ -418,6 +419,7 @@ impl<'a> Census<'a> {
             unused += if self.numbers.contains_key(&Key::Template(*image)) { 0 } else { *record };
         }
         stored.records += allocated(&self.store.layout.known_files())?;
+        stored.records += allocated(&self.store.layout.reserve())?;
         stored.unpublished = below(&self.store.layout.temporary())?;
         self.usage.stored = StoredBytes { unused, ..stored };
         Ok(())

@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -188,9 +189,9 @@ int main(int argc, char **argv)
     TRY(ioctl(pipes[0], FIONCLEX));
     TRY(fcntl(pipes[0], F_GETFD));
     TRY(ioctl(fd, FIONREAD, &number));
-    int in_memory = memfd_create("one", 0), other = memfd_create("other", 0);
-    TRY(ioctl(in_memory, FICLONE, other));
-    TRY(ioctl(in_memory, FICLONERANGE, &(struct file_clone_range){.src_fd = other}));
+    int in_memory = memfd_create("one", 0), second = memfd_create("second", 0);
+    TRY(ioctl(in_memory, FICLONE, second));
+    TRY(ioctl(in_memory, FICLONERANGE, &(struct file_clone_range){.src_fd = second}));
     shared_table(own_path);
     leave_scratch(scratch);
     return 0;

@@ -88,6 +88,10 @@ pub const TEMPLATE_NAME: &core::ffi::CStr = c"thaw-template";
 /// Name (`argv[0]`) of a zygote that is to have one host process with one virtual CPU: it
 /// installs the filter that allows no more.
 pub const SINGLE_PROCESS_NAME: &core::ffi::CStr = c"thaw-single";
+/// Name of the variable in a zygote's environment with the bytes of memory that the host has for all
+/// sandboxes, in decimal. It is missing where the host cannot say; kernels that do not know of it do not
+/// look for it.
+pub const HOST_MEMORY_VARIABLE: &str = "HOST_MEMORY";
 /// Go on at once.
 pub const THAW_AND_RUN: u32 = 0;
 /// Map the image and make everything ready that no identity is needed for, say

@@ -83,6 +83,16 @@ pub(super) fn of_times(names: &[String]) -> Finding {
     Finding { kind: FindingKind::Time, text }
 }
 
+/// Of a server that keeps the `Date` of its answers from before the freeze.
+pub(super) fn of_dates(server: &str, way_out: &str) -> Finding {
+    let text = format!(
+        "{server} keeps the `Date` of its answers until a timer renews it, so that the first answer of each \
+         copy may have that of the freeze; {way_out}, or leave it to the gateway, which renews it in requests \
+         that it routes (docs/frozen.md)"
+    );
+    Finding { kind: FindingKind::Time, text }
+}
+
 /// What the program itself has written: what is left of the bootstrap of a runtime template is
 /// Thaw's. `None`: nothing.
 fn without_bootstrap(written: &WrittenFiles) -> Option<WrittenFiles> {

@@ -520,6 +520,8 @@ fn freeze_and_store(
             frozen.findings.extend(compare::generators_of_go(session, &function, index));
             let times = compare::times_of_go(session, &function, (index, image), since);
             frozen.findings.extend(times);
+            let dates = compare::dates_of_node(&function, &frozen);
+            frozen.findings.extend(dates);
         }
         // It is the same program that was looked at when it was built.
         Place::New(_) | Place::Of(..) => {

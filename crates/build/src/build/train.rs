@@ -7,7 +7,7 @@ use super::program::{Program, Stop, TICK};
 use super::{BuildEvent, BuildOptions, OnEvent};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
-use hyper::http::header::{CONNECTION, HOST};
+use hyper::http::header::{CONNECTION, DATE, HOST};
 use hyper::http::response::Parts;
 use hyper::http::{HeaderMap, HeaderValue, Request};
 use hyper_util::rt::TokioIo;
@@ -39,6 +39,8 @@ pub struct Training {
     pub requests: u64,
     /// Time that it took.
     pub duration: Duration,
+    /// Whether the last answer had a header `Date`.
+    pub is_dated: bool,
 }
 
 /// The training of a function, ready to begin.
@@ -64,6 +66,8 @@ struct Question {
 struct Answer {
     status: u16,
     excerpt: String,
+    /// Whether it has a header `Date`.
+    is_dated: bool,
     /// What a call of gRPC has failed with.
     failed_call: Option<String>,
 }
@@ -120,6 +124,7 @@ impl<'a> Course<'a> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Stop::Io)?;
         let total = self.train.total();
         let mut done = 0;
+        let mut is_dated = false;
         let deadline = started + options.training_timeout;
         for (number, (spec, body)) in self.train.requests.iter().zip(&self.bodies).enumerate() {
             for _ in 0..spec.repeat.get() {
@@ -140,7 +145,7 @@ impl<'a> Course<'a> {
                     Ok(Answer { failed_call: Some(why), .. }) if spec.expect.is_none() => {
                         return Err(Stop::Training(format!("{} failed: {why}", named())));
                     }
-                    Ok(answer) if spec.accepts(answer.status) => {}
+                    Ok(answer) if spec.accepts(answer.status) => is_dated = answer.is_dated,
                     Ok(answer) => return Err(Stop::Training(unexpected(&named(), spec, &answer))),
                     Err(reason) => {
                         return Err(Stop::Training(format!(
@@ -155,7 +160,7 @@ impl<'a> Course<'a> {
         // Only now may the image be made: nothing can run, nobody is connected.
         program.sandbox().request_freeze().map_err(Stop::Io)?;
         let entry = program.run_to_entry(options.entry_timeout, on_event)?;
-        Ok((entry, Training { requests: total, duration: started.elapsed() }))
+        Ok((entry, Training { requests: total, duration: started.elapsed(), is_dated }))
     }
 
     /// Connects to the program: its end goes into the sandbox, the other one is
@@ -330,7 +335,8 @@ where
         }
     }
     let excerpt = String::from_utf8_lossy(&excerpt).into_owned();
-    Ok(Answer { status, excerpt, failed_call })
+    let is_dated = head.headers.contains_key(DATE);
+    Ok(Answer { status, excerpt, is_dated, failed_call })
 }
 
 /// What a call of gRPC has failed with, as its trailers, or its head, say.

@@ -228,7 +228,7 @@ fn summary(built: &Built, took: Duration) -> String {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let trained = match &built.frozen.training {
         None => String::new(),
-        Some(Training { requests, duration }) => {
+        Some(Training { requests, duration, .. }) => {
             format!("trained with {requests} requests in {:.1} s, ", duration.as_secs_f64())
         }
     };

@@ -13,9 +13,11 @@ mod template;
 pub mod thaw;
 
 use core::ffi::CStr;
+use core::num::NonZeroU64;
 
 use thaw_abi::control::{
-    Exit, MSG_EXIT, MSG_FAILED, MSG_READY, MSG_START, MSG_THAW, SINGLE_PROCESS_NAME, TEMPLATE_NAME,
+    Exit, HOST_MEMORY_VARIABLE, MSG_EXIT, MSG_FAILED, MSG_READY, MSG_START, MSG_THAW,
+    SINGLE_PROCESS_NAME, TEMPLATE_NAME,
 };
 use thaw_abi::cpu::MASKED_NAME;
 use thaw_abi::filter::List;
@@ -87,6 +89,7 @@ fn touch(own: impl Iterator<Item = Segment>, list: List) {
 
 fn become_zygote(stack: &InitialStack) -> Result<()> {
     let list = list_of_name(stack.name());
+    crate::state::set_host_memory(host_memory(stack));
     platform::upcalls::register(&crate::upcalls::Kernel);
     control::register_handler(crate::messages::handle);
     crate::task::hooks::register(&crate::upcalls::Kernel);
@@ -106,6 +109,11 @@ fn become_zygote(stack: &InitialStack) -> Result<()> {
     }
     Machine::confine(list)?;
     Ok(())
+}
+
+/// Bytes of memory that the host has, if it says so.
+fn host_memory(stack: &InitialStack) -> Option<NonZeroU64> {
+    stack.variable(HOST_MEMORY_VARIABLE)?.to_str().ok()?.parse().ok()
 }
 
 extern "C" fn zygote_main() -> ! {

@@ -5,22 +5,46 @@ use crate::packing::{self, OpenImages};
 use crate::service::{Service, Services};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use thaw_store::ImageId;
+use thaw_store::{ImageId, Room};
 
 /// How often the room that images take on disk is looked at.
 const LOOK_FOR_ROOM: Duration = Duration::from_secs(10);
 
 impl Catalog {
     /// Keeps the images that are not packed within `room` bytes on disk, and none open of which
-    /// nobody can make sandboxes any more, until the task is dropped.
+    /// nobody can make sandboxes any more, and has the store's reserve filled again, until the task is
+    /// dropped.
     pub async fn keep_room(self: Arc<Self>, room: u64) {
         let mut ticks = tokio::time::interval(LOOK_FOR_ROOM);
+        let mut reserve = None;
         loop {
             ticks.tick().await;
             let catalog = self.clone();
-            let done = tokio::task::spawn_blocking(move || catalog.make_room(room)).await;
-            done.expect("packing does not panic");
+            let look = move || {
+                catalog.make_room(room);
+                catalog.look_at_reserve(reserve)
+            };
+            let done = tokio::task::spawn_blocking(look).await;
+            reserve = done.expect("packing does not panic");
         }
+    }
+
+    /// Fills the store's reserve again, and says when the disk has become too full for it, or is so no
+    /// more; how it stood before, and stands now.
+    fn look_at_reserve(&self, before: Option<Room>) -> Option<Room> {
+        let now = self.store.fill_reserve();
+        let disk = self.store.root().display();
+        match (before, now) {
+            (Some(Room::Short), Some(Room::Enough)) => {
+                tracing::info!("the disk that holds {disk} has room again");
+            }
+            (None | Some(Room::Enough), Some(Room::Short)) => tracing::warn!(
+                "the disk that holds {disk} is full: only what is small and needed is written still; free some \
+                 space on it (`thaw df`, `thaw remove`, `thaw gc`)"
+            ),
+            _ => {}
+        }
+        now
     }
 
     /// Packs images that were not used for long, if those that are not packed take more than

@@ -198,7 +198,7 @@ pub struct StoreTotals {
     pub indexes_bytes: u64,
     /// Kernel builds.
     pub kernels_bytes: u64,
-    /// Records.
+    /// Records, and the room that is held for them on a full disk.
     pub records_bytes: u64,
     /// What builds that run now, or were killed, have not published.
     pub unpublished_bytes: u64,

@@ -23,11 +23,11 @@ const SEARCH_DEPTH: usize = 6;
 
 /// A mounted tree of control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Tree {
-    version: Version,
-    mount: PathBuf,
+pub(super) struct Tree {
+    pub version: Version,
+    pub mount: PathBuf,
     /// The controllers that it could have.
-    controllers: Vec<Controller>,
+    pub controllers: Vec<Controller>,
 }
 
 /// Finds writable trees with the controllers that limits need, removes what dead
@@ -81,7 +81,7 @@ fn reason(controller: Controller, refusals: &[(Controller, String)]) -> String {
 }
 
 /// The mounted trees that may have a controller of interest, version 2 first.
-fn trees(mountinfo: &str) -> Vec<Tree> {
+pub(super) fn trees(mountinfo: &str) -> Vec<Tree> {
     let mut found: Vec<Tree> = mountinfo
         .lines()
         .filter_map(|line| {
@@ -158,7 +158,7 @@ impl Tree {
     /// The directory of this process's own group; the mount point itself where that
     /// is not visible, as in a container. Where this process is in the leaf that it has
     /// made for itself, or another process of ours did, the group above.
-    fn own_directory(&self, groups: &str) -> PathBuf {
+    pub fn own_directory(&self, groups: &str) -> PathBuf {
         let own = groups.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':');
             let (number, controllers) = (fields.next()?, fields.next()?);

@@ -17,6 +17,7 @@ mod discover;
 mod entrance;
 mod group;
 mod hierarchy;
+mod host_memory;
 mod memory;
 mod meter;
 mod oom;
@@ -37,6 +38,7 @@ pub use supervisor::finish_removal;
 
 pub(crate) use entrance::Newcomers;
 pub(crate) use group::GroupName;
+pub(crate) use host_memory::host_memory;
 pub(crate) use oom::{Guarded, Tell, guard};
 pub(crate) use stock::InForceByGroup;
 

@@ -22,6 +22,8 @@ pub(super) struct Answer {
     pub drawn: Named,
     /// Where the program keeps times that it has read since it began.
     pub times: Named,
+    /// Servers that keep the `Date` of their answers.
+    pub dates: Named,
 }
 
 /// How long a copy may take to answer.
@@ -36,6 +38,8 @@ const CPU_TIME: Duration = Duration::from_secs(10);
 const MARK: &str = "thaw-probe ";
 /// What begins the rest of it if the line is about a time.
 const TIME: &str = "time ";
+/// The same if it is about a server and the `Date` of its answers.
+const DATE: &str = "date ";
 /// Most characters of a name.
 const NAME_MAX: usize = 80;
 
@@ -125,9 +129,10 @@ fn parse(output: &str) -> Option<Answer> {
     if !said().any(|line| line == ".\n") {
         return None;
     }
-    let times = said().filter_map(|line| named(line.strip_prefix(TIME)?)).collect();
-    let drawn = said().filter(|line| !line.starts_with(TIME)).filter_map(named).collect();
-    Some(Answer { drawn, times })
+    let about = |what: &str| said().filter_map(|line| named(line.strip_prefix(what)?)).collect();
+    let is_drawn = |line: &&str| ![TIME, DATE].iter().any(|what| line.starts_with(what));
+    let drawn = said().filter(is_drawn).filter_map(named).collect();
+    Some(Answer { drawn, times: about(TIME), dates: about(DATE) })
 }
 
 fn named(line: &str) -> Option<(String, String)> {
@@ -144,11 +149,12 @@ mod tests {
     fn a_probe_has_said_all_when_it_says_so() {
         assert_eq!(parse("hello\nthaw-probe a=1\n"), None);
         assert_eq!(parse("thaw-probe a=1\nthaw-probe ."), None);
-        let all =
-            "x\nthaw-probe a=1\nnoise\nthaw-probe b c=2=3\nthaw-probe time t=5\nthaw-probe .\n";
+        let all = "x\nthaw-probe a=1\nnoise\nthaw-probe b c=2=3\nthaw-probe time t=5\nthaw-probe date d=6\n\
+             thaw-probe .\n";
         let all = parse(all).unwrap();
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(all.drawn, [pair("a", "1"), pair("b c", "2=3")]);
         assert_eq!(all.times, [pair("t", "5")]);
+        assert_eq!(all.dates, [pair("d", "6")]);
     }
 }

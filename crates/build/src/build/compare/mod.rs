@@ -2,7 +2,8 @@
 //! started again with a probe of its language, frozen, and thawed twice. Both copies draw from
 //! the generators that the program has then. What is equal is named; nothing is guessed.
 //!
-//! The copies also say which times of before the freeze they keep.
+//! The copies also say which times of before the freeze they keep, and whether their server keeps
+//! the `Date` of its answers.
 //!
 //! The probe is loaded by the interpreter, so this is for languages whose interpreters load
 //! something for a variable: Python, Node.js, Ruby, Java. The function itself is not touched, and the
@@ -18,7 +19,7 @@ mod probe;
 mod volumes;
 
 use super::Way;
-use super::findings::{of_generators, of_times};
+use super::findings::{of_dates, of_generators, of_times};
 use super::freeze::{Frozen, ImageOrder, open_image_of_any_build, write_image};
 use super::program::{Program, is_wanted};
 use super::train::Course;
@@ -240,7 +241,17 @@ fn findings(one: &Answer, other: &Answer, way_out: &str) -> Vec<Finding> {
     let generators = (!generators.is_empty()).then(|| of_generators(&listed(generators), way_out));
     let times = same(&one.times, &other.times);
     let times = (!times.is_empty()).then(|| of_times(&listed(times)));
-    generators.into_iter().chain(times).collect()
+    let dates = same(&one.dates, &other.dates);
+    let dates = dates.iter().map(|server| of_dates(server, "start it with `--no-date-header`"));
+    generators.into_iter().chain(times).chain(dates).collect()
+}
+
+/// A finding if copies of a program in Node.js keep the `Date` of its last training answer: Node.js
+/// keeps the text for the rest of the second, by a timer that stands still while the program is frozen.
+pub(super) fn dates_of_node(function: &StoredFunction, frozen: &Frozen) -> Option<Finding> {
+    let is_dated = frozen.training.as_ref().is_some_and(|training| training.is_dated);
+    let keeps = is_dated && kind(function) == RuntimeKind::Node;
+    keeps.then(|| of_dates("Node.js", "set `response.sendDate = false`"))
 }
 
 /// Names of what has the same value in two copies, in the order in which one has said it.
@@ -375,10 +386,18 @@ mod tests {
 
     #[test]
     fn generators_and_times_are_findings_of_their_own() {
-        let one = Answer { drawn: named(&[("a", "1")]), times: named(&[("t", "5"), ("u", "6")]) };
-        let other = Answer { drawn: named(&[("a", "2")]), times: named(&[("t", "5"), ("u", "7")]) };
+        let answer = |drawn, times: [(&str, &str); 2]| Answer {
+            drawn: named(&[("a", drawn)]),
+            times: named(&times),
+            dates: Named::new(),
+        };
+        let (one, other) =
+            (answer("1", [("t", "5"), ("u", "6")]), answer("2", [("t", "5"), ("u", "7")]));
         let kinds = |found: Vec<Finding>| found.iter().map(|one| one.kind).collect::<Vec<_>>();
         assert_eq!(kinds(findings(&one, &other, "")), [FindingKind::Time]);
         assert_eq!(kinds(findings(&one, &one, "")), [FindingKind::Generator, FindingKind::Time]);
+        let dated = Answer { dates: named(&[("uvicorn", "kept")]), ..Answer::default() };
+        let found = findings(&dated, &dated, "");
+        assert!(found[0].text.starts_with("uvicorn keeps the `Date`"), "{found:?}");
     }
 }

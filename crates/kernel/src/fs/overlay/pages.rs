@@ -242,8 +242,8 @@ impl Content {
             return;
         }
         let count = (pages.end - pages.start) as usize;
-        let has_limit = kernel().config.get().memory_limit != 0;
-        if !has_limit || (count + pages::PAGES_AT_ONCE) as u64 <= page_counts().1 {
+        let is_bounded = kernel().known_memory().is_some();
+        if !is_bounded || (count + pages::PAGES_AT_ONCE) as u64 <= page_counts().1 {
             pages::make_ahead(count);
         }
     }
@@ -293,7 +293,7 @@ pub fn page_counts() -> (u64, u64) {
 
 /// Whether the sandbox may use so many pages more for files; `ENOSPC`.
 fn check_room(pages: u64) -> Result<()> {
-    if kernel().config.get().memory_limit == 0 || pages <= page_counts().1 {
+    if kernel().known_memory().is_none() || pages <= page_counts().1 {
         return Ok(());
     }
     let used = kernel().pages.borrow_mut().bytes_in_use();
@@ -480,6 +480,7 @@ fn write_through(
 mod tests {
     use super::*;
     use crate::testing::Sandbox;
+    use core::num::NonZeroU64;
 
     /// Larger than anybody could look at page by page.
     const HUGE: u64 = 1 << 62;
@@ -525,5 +526,21 @@ mod tests {
         assert_eq!(content.pages.len(), 3);
         // What is there already is not asked for again.
         content.allocate(None, 0, 3 * PAGE).unwrap();
+    }
+
+    /// Another boot may be on another host, whose number counts.
+    #[test]
+    fn without_a_limit_the_memory_of_the_host_bounds_files() {
+        let _sandbox = Sandbox::new();
+        assert_eq!(kernel().config.get().memory_limit, 0);
+        for mib in [16, 32] {
+            crate::state::set_host_memory(NonZeroU64::new(mib << 20));
+            assert_eq!(kernel().memory_total(), mib << 20);
+            assert_eq!(page_counts().0, (mib << 20) / PAGE / 4 * 3);
+            assert_eq!(Content::default().allocate(None, 0, HUGE), Err(Errno::ENOSPC));
+            Content::default().allocate(None, 0, 3 * PAGE).unwrap();
+        }
+        kernel().config.borrow_mut().memory_limit = 8 << 20;
+        assert_eq!(kernel().memory_total(), 8 << 20);
     }
 }

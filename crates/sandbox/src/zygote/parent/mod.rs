@@ -41,7 +41,7 @@ use crate::resolver;
 use crate::state;
 use crate::sys::{self, CloseOnExec};
 use priority::Priority;
-use zygote::{Maker, PROGRAM_NAME, Purpose};
+use zygote::{HostMemory, Maker, PROGRAM_NAME, Purpose};
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
@@ -125,6 +125,8 @@ fn launch(control: &OwnedFd, kernel: OwnedFd) -> Result<(), Failure> {
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).during(Step::Fork)?;
     // While the rights of the host's root are there, if they are.
     let priority = Priority::raise();
+    // While this process sees its own control groups.
+    let host = HostMemory::now();
     let (forked, namespace) = namespaces::fork_sibling(is_inside).during(Step::Fork)?;
     match forked {
         sys::Forked::Parent { pid, pidfd } => {
@@ -146,7 +148,7 @@ fn launch(control: &OwnedFd, kernel: OwnedFd) -> Result<(), Failure> {
                 // The launcher failed and has said why.
                 return Ok(());
             }
-            serve(control, kernel, ids::IdMap::from_bytes(bytes), priority)
+            serve(control, kernel, ids::IdMap::from_bytes(bytes), priority, host)
         }
     }
 }
@@ -158,6 +160,7 @@ fn serve(
     kernel: OwnedFd,
     ids: ids::IdMap,
     priority: Priority,
+    host: HostMemory,
 ) -> Result<(), Failure> {
     let mut oom_score = OomScore::open().during(Step::OomScore)?;
     ids.take().during(Step::TakeIds)?;
@@ -166,7 +169,7 @@ fn serve(
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).during(Step::Fork)?;
     enter_empty_root().during(Step::EnterRoot)?;
     zygote::keep_capabilities_for_zygotes().during(Step::DropCapabilities)?;
-    let mut maker = Maker::new(kernel, ids, priority).during(Step::ForkZygote)?;
+    let mut maker = Maker::new(kernel, ids, priority, host).during(Step::ForkZygote)?;
     let ids = maker.ids();
     let ended = sys::child_signal_descriptor().during(Step::WatchChildren)?;
     let serving = Report {

@@ -1,7 +1,7 @@
 //! Making zygotes: children of the parent that give up everything.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
@@ -11,7 +11,7 @@ use rustix::thread::{
     configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
     set_capabilities_secure_bits, set_no_new_privs, set_thread_groups,
 };
-use thaw_abi::control::{MSG_FAILED, TEMPLATE_NAME};
+use thaw_abi::control::{HOST_MEMORY_VARIABLE, MSG_FAILED, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use super::ids::{self, IdMap};
@@ -54,6 +54,22 @@ pub enum Purpose {
     Template,
 }
 
+/// What zygotes are told of the memory of the host.
+pub struct HostMemory(Option<CString>);
+
+impl HostMemory {
+    /// As this process sees it now, which must see `/proc`.
+    pub fn now() -> Self {
+        let variable = |bytes: u64| CString::new(format!("{HOST_MEMORY_VARIABLE}={bytes}"));
+        Self(limits::host_memory().and_then(|bytes| variable(bytes).ok()))
+    }
+
+    /// The variable of the environment that says so.
+    fn variable(&self) -> Option<&CStr> {
+        self.0.as_deref()
+    }
+}
+
 /// Drops all capabilities from the parent but those that [`Maker`] needs. Their
 /// last use is in the child, which drops them, too.
 pub fn keep_capabilities_for_zygotes() -> io::Result<()> {
@@ -68,16 +84,22 @@ pub struct Maker {
     kernel: OwnedFd,
     ids: IdMap,
     priority: Priority,
+    host: HostMemory,
     stack: ChildStack,
 }
 
 impl Maker {
     /// Prepares what all zygotes inherit: no signal has an action but `SIGPIPE`.
-    pub fn new(kernel: OwnedFd, ids: IdMap, priority: Priority) -> io::Result<Self> {
+    pub fn new(
+        kernel: OwnedFd,
+        ids: IdMap,
+        priority: Priority,
+        host: HostMemory,
+    ) -> io::Result<Self> {
         sys::reset_signal_actions();
         // The parent wants to know of such errors.
         sys::set_pipe_signal(PipeSignal::Ignored);
-        Ok(Self { kernel, ids, priority, stack: ChildStack::new()? })
+        Ok(Self { kernel, ids, priority, host, stack: ChildStack::new()? })
     }
 
     /// The user ids that zygotes get.
@@ -103,8 +125,13 @@ impl Maker {
             Purpose::Template => 0,
         };
         let (kernel, ids, priority) = (self.kernel.as_fd(), &self.ids, self.priority);
+        let host = &self.host;
         let mut child = || {
-            report(become_kernel(kernel, control, console, groups, purpose, ids, priority));
+            let prepared = prepare_kernel(kernel, control, console, groups, purpose, ids, priority);
+            report(prepared.map_or_else(
+                |failure| (control.as_fd(), failure),
+                |()| execute_kernel(purpose, host),
+            ));
             1
         };
         // SAFETY: the parent has one thread. The child borrows what it is given, and keeps
@@ -123,24 +150,24 @@ fn report((control, failure): (BorrowedFd<'_>, Failure)) {
     let _ = message::send(control, &parts, &[]);
 }
 
-/// Gives up everything and executes the kernel. Returns only on failure, with
-/// the control socket to report it on.
-fn become_kernel<'a>(
+/// Gives up everything, and puts the kernel and its descriptors where it is executed with them.
+fn prepare_kernel(
     kernel: BorrowedFd<'_>,
-    control: &'a OwnedFd,
+    control: &OwnedFd,
     console: &OwnedFd,
     groups: &[OwnedFd],
     purpose: Purpose,
     ids: &IdMap,
     priority: Priority,
-) -> (BorrowedFd<'a>, Failure) {
-    let prepared = give_up_privileges(groups, purpose, ids).and_then(|()| {
-        priority.give_up().during(Step::SetLimits)?;
-        arrange_descriptors(kernel, control, console).during(Step::PlaceDescriptors)
-    });
-    if let Err(failure) = prepared {
-        return (control.as_fd(), failure);
-    }
+) -> Result<(), Failure> {
+    give_up_privileges(groups, purpose, ids)?;
+    priority.give_up().during(Step::SetLimits)?;
+    arrange_descriptors(kernel, control, console).during(Step::PlaceDescriptors)
+}
+
+/// Executes the kernel, after [`prepare_kernel`]. Returns only on failure, with the control socket to
+/// report it on.
+fn execute_kernel(purpose: Purpose, host: &HostMemory) -> (BorrowedFd<'static>, Failure) {
     // SAFETY: `arrange_descriptors` has put both there, where they stay. The values that own
     // the numbers that the parent gave them are the parent's.
     let (control, kernel) =
@@ -149,7 +176,7 @@ fn become_kernel<'a>(
         Purpose::Sandbox { name, .. } => name,
         Purpose::Template => TEMPLATE_NAME,
     };
-    let source = sys::execute(kernel, name);
+    let source = sys::execute(kernel, name, host.variable());
     (control, Failure { step: Step::Execute, source })
 }
 
