@@ -95,6 +95,18 @@ int main(void)
         say("O_TMPFILE: %s\n", error_name(errno));
     }
 
+    PART("links of open files");
+    int modes[] = {O_RDONLY, O_WRONLY, O_RDWR, O_PATH};
+    for (int i = 0; i < 4; i++) {
+        char name[64];
+        struct stat link;
+        fd = MUST(open("text", modes[i]));
+        snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+        MUST(lstat(name, &link));
+        say("mode %o size %ld\n", link.st_mode, (long)link.st_size);
+        close(fd);
+    }
+
     PART("symbolic links");
     MUST(symlink("text", "link"));
     MUST(symlink("absent", "dangling"));

@@ -151,6 +151,15 @@ int main(void)
     TRY(read(client, data, 1));
     close(client);
 
+    PART("fast open");
+    client = MUST(socket(AF_INET, SOCK_STREAM, 0));
+    TRY(sendto(client, "hi", 2, MSG_FASTOPEN, (struct sockaddr *)&seen, sizeof seen));
+    TRY(sendto(client, "hi", 2, MSG_FASTOPEN, (struct sockaddr *)&seen, sizeof seen));
+    accepted = TRY(accept(server, NULL, NULL));
+    TRY(recv(accepted, data, 2, MSG_WAITALL));
+    close(accepted);
+    close(client);
+
     PART("nobody listens");
     TRY(close(server));
     client = MUST(socket(AF_INET, SOCK_STREAM, 0));

@@ -153,6 +153,8 @@ impl<N: Names + 'static> Inode for Directory<N> {
 /// A symbolic link.
 pub struct SymbolicLink {
     place: Place,
+    permissions: u32,
+    size: u64,
     target: Box<dyn Fn() -> Result<Link> + RefUnwindSafe + Send + Sync>,
 }
 
@@ -162,13 +164,27 @@ impl SymbolicLink {
         place: Place,
         target: impl Fn() -> Result<Link> + Saved + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { place, target: Box::new(target) })
+        Arc::new(Self { place, permissions: 0o777, size: 0, target: Box::new(target) })
+    }
+
+    /// The link of an open file, which says for what it is open (proc_pid_fd(5)).
+    pub fn of_open(
+        place: Place,
+        flags: OpenFlags,
+        target: impl Fn() -> Result<Link> + Saved + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let is_path = flags.contains(OpenFlags::PATH);
+        let read = if flags.can_read() && !is_path { 0o500 } else { 0 };
+        let write = if flags.can_write() && !is_path { 0o300 } else { 0 };
+        // As Linux shows it (`proc_fd_instantiate` in fs/proc/fd.c).
+        Arc::new(Self { place, permissions: read | write, size: 64, target: Box::new(target) })
     }
 }
 
 impl Inode for SymbolicLink {
     fn attributes(&self) -> Attributes {
-        self.place.attributes(FileType::Symlink, 0o777)
+        let attributes = self.place.attributes(FileType::Symlink, self.permissions);
+        Attributes { size: self.size, ..attributes }
     }
     fn file_type(&self) -> FileType {
         FileType::Symlink

@@ -70,6 +70,8 @@ bitflags! {
         const MORE = 0x8000;
         /// recvmmsg(2): wait for the first message only.
         const WAITFORONE = 0x10000;
+        /// Connect first.
+        const FASTOPEN = 0x2000_0000;
         /// Received descriptors are closed on execve.
         const CMSG_CLOEXEC = 0x4000_0000;
         const _ = !0;

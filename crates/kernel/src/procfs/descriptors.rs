@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use super::process::process;
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::OnExec;
-use crate::fs::file::OpenFlags;
+use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::inode::{FileType, Inode, Link};
 use crate::fs::mount::mount_of;
 use crate::fs::open::OpenFileInode;
@@ -20,8 +20,9 @@ fn parse(name: &[u8]) -> Option<i32> {
     core::str::from_utf8(name).ok()?.parse().ok().filter(|fd| *fd >= 0)
 }
 
-fn is_open(pid: Pid, fd: i32) -> Result<bool> {
-    Ok(process(pid)?.files.borrow_mut().borrow_mut().get(fd).is_ok())
+/// A descriptor's file; `None`: it is not open.
+fn find(pid: Pid, fd: i32) -> Result<Option<Arc<OpenFile>>> {
+    Ok(process(pid)?.files.borrow_mut().borrow_mut().get(fd).ok())
 }
 
 fn list(pid: Pid, kind: FileType, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
@@ -41,12 +42,9 @@ impl Names for Descriptors {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
         let pid = self.pid;
         let Some(fd) = parse(name) else { return Ok(None) };
-        if !is_open(pid, fd)? {
-            return Ok(None);
-        }
-        Ok(Some(SymbolicLink::new(directory.below(name), move || {
-            let open =
-                process(pid)?.files.borrow_mut().borrow_mut().get(fd).map_err(|_| Errno::ENOENT)?;
+        let Some(open) = find(pid, fd)? else { return Ok(None) };
+        Ok(Some(SymbolicLink::of_open(directory.below(name), open.flags(), move || {
+            let open = find(pid, fd)?.ok_or(Errno::ENOENT)?;
             Ok(Link::Magic(OpenFileInode::path(&open)))
         })))
     }
@@ -69,7 +67,7 @@ impl Names for DescriptorInfos {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
         let pid = self.pid;
         let Some(fd) = parse(name) else { return Ok(None) };
-        if !is_open(pid, fd)? {
+        if find(pid, fd)?.is_none() {
             return Ok(None);
         }
         Ok(Some(Generated::read_only(directory.below(name), move || info(pid, fd))))

@@ -10,8 +10,9 @@ use crate::net::address::{AF_UNIX, SocketAddress};
 use crate::net::message::{ControlWriter, MessageHeader, read_control};
 use crate::net::options;
 use crate::net::socket::{MessageFlags, Outgoing, PeerCredentials, Protocol, Received, SocketType};
+use crate::net::tcp::IPPROTO_TCP;
 use crate::platform::user::UserAddress;
-use crate::syscall::sockets::SocketFd;
+use crate::syscall::sockets::{SocketFd, connect_to};
 use crate::task::signal;
 use crate::time::{Timeout, Timespec};
 
@@ -50,6 +51,11 @@ fn send(socket: &SocketFd, source: &mut Source<'_>, message: &mut Outgoing) -> R
     let common = protocol.common();
     let timeout = common.options.borrow_mut().send_timeout_ns;
     let flags = message.flags;
+    if flags.contains(MessageFlags::FASTOPEN) && common.protocol == IPPROTO_TCP {
+        // tcp(7): the data do not go with the first packet, since there are no packets.
+        let to = message.to.take().ok_or(Errno::EDESTADDRREQ)?;
+        connect_to(socket, &to)?;
+    }
     if common.family == AF_UNIX {
         message.sender = Some(PeerCredentials::of_sender());
     }
