@@ -326,6 +326,32 @@ fn a_virtual_environment_in_the_functions_directory_is_asked_in_a_sandbox() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
+/// Programs that come with Python packages are found, and packages see the usual name of their directory.
+#[test]
+fn programs_of_packages_are_commands() {
+    let place = Place::new();
+    let packages = place.path("function/installed");
+    fs::create_dir_all(packages.join("bin")).expect("a directory");
+    let module = "import http.server\nclass H(http.server.BaseHTTPRequestHandler):\n  \
+                  def do_GET(self):\n    self.send_response(200); self.end_headers(); \
+                  self.wfile.write(__file__.encode())\n\
+                  def main():\n  http.server.HTTPServer(('', 8080), H).serve_forever()\n";
+    fs::write(packages.join("tool.py"), module).expect("a module");
+    let script = packages.join("bin/serve-tool");
+    fs::write(&script, "#!/usr/bin/python3\nimport tool\ntool.main()\n").expect("a script");
+    fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("permissions");
+    place.configure(
+        "name = \"tool\"\ncommand = [\"serve-tool\"]\nport = 8080\nfiles = []\n[runtime]\n\
+         kind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\npackages = \"installed\"\n",
+    );
+    let outcome = place.build(&[]);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let daemon = Daemon::start(&place.path("home"), &DaemonOptions::default());
+    let said = get(daemon.gateway(), "tool", "/").text();
+    assert_eq!(said, "/opt/site-packages/tool.py");
+    assert_eq!(daemon.stop(), Some(0));
+}
+
 #[test]
 fn no_link_leads_out_of_a_functions_directory() {
     let place = Place::new();
