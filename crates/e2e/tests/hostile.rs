@@ -374,6 +374,12 @@ fn calls_of_another_architecture_end_the_process() {
     );
     let outcome = target.attack(Path::new("/"), Path::new("/bin/sh"), &["-c", &script]);
     assert_eq!(outcome.stdout.matches("ended with 139").count(), 4, "{outcome:?}");
+    // Not every processor has each of these: without it, it is an invalid instruction.
+    let ways = "syscall32 sysenter32 sysenter";
+    let script = format!("for w in {ways}; do {0} $w; echo ended with $?; done", program.display());
+    let outcome = target.attack(Path::new("/"), Path::new("/bin/sh"), &["-c", &script]);
+    let ended = |how: &str| outcome.stdout.matches(&format!("ended with {how}")).count();
+    assert_eq!(ended("139") + ended("132"), 3, "{outcome:?}");
 }
 
 #[test]

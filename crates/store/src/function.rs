@@ -349,8 +349,13 @@ impl Session {
         let reserve = self.reserve();
         reserve.spend(|| {
             let staged = self.stage.write_file(&[&json], SHARED_MODE)?;
-            sync_all(&[&staged])?;
-            publish(&staged, &to, Existing::Replace)?;
+            let published =
+                sync_all(&[&staged]).and_then(|()| publish(&staged, &to, Existing::Replace));
+            if published.is_err() {
+                // Another try takes its own room.
+                let _ = fs::remove_file(&staged);
+            }
+            published?;
             sync_all(&[parent(&to), &self.layout.functions()])
         })?;
         Ok(record)

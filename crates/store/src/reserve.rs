@@ -71,7 +71,12 @@ impl Reserve {
     /// The host's, also if its file system cannot hold room for a file.
     pub fn fill(&self) -> io::Result<Room> {
         let file = self.open(OpenOptions::new().create(true))?;
-        let lacks = || Ok::<_, io::Error>(RESERVE.saturating_sub(file.metadata()?.size()));
+        // A copy of a store may have the length without the room.
+        let lacks = || {
+            let found = file.metadata()?;
+            let held = found.size().min(found.blocks() * 512);
+            Ok::<_, io::Error>(RESERVE.saturating_sub(held))
+        };
         if free(&file)? < LEFT_TO_OTHERS + lacks()? {
             return Ok(Room::Short);
         }
@@ -112,8 +117,14 @@ impl Reserve {
     }
 
     fn open(&self, options: &mut OpenOptions) -> io::Result<File> {
-        let no_link = OFlags::NOFOLLOW.bits() as i32;
-        options.write(true).mode(0o600).custom_flags(no_link).open(&self.path)
+        // Whatever lies there is not waited for, nor shortened if it is somebody's file.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        let file = options.write(true).mode(0o600).custom_flags(flags).open(&self.path)?;
+        let found = file.metadata()?;
+        match found.is_file() && found.nlink() == 1 {
+            true => Ok(file),
+            false => Err(io::Error::other("the reserve is no file of its own; remove it")),
+        }
     }
 }
 
@@ -174,6 +185,33 @@ mod tests {
         });
         assert_eq!((done.unwrap(), tries.get()), (5, 4));
         assert_eq!(held(&reserve).0, RESERVE, "this disk is not full");
+    }
+
+    #[test]
+    fn room_that_a_copy_lacks_is_taken_and_what_is_no_reserve_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let reserve = Reserve::of(directory.path());
+        File::create(&reserve.path).unwrap().set_len(RESERVE).unwrap();
+        assert_eq!(held(&reserve), (RESERVE, 0));
+        assert_eq!(reserve.fill().unwrap(), Room::Enough);
+        assert!(held(&reserve).1 >= RESERVE);
+        let other = directory.path().join("other");
+        std::fs::rename(&reserve.path, &other).unwrap();
+        std::fs::hard_link(&other, &reserve.path).unwrap();
+        reserve.fill().unwrap_err();
+        let done: io::Result<()> = reserve.spend(|| Err(full()));
+        assert!(done.unwrap_err().is_disk_full());
+        assert_eq!(std::fs::metadata(&other).unwrap().size(), RESERVE, "it is whole");
+        std::fs::remove_file(&reserve.path).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &reserve.path,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        reserve.fill().unwrap_err();
     }
 
     #[test]

@@ -37,12 +37,20 @@ static void all(void)
     IS(sbrk(MIB) != (void *)-1);
     TRY(munmap(have, 16 * MIB));
     MAP(16 * MIB, PROT_READ, 0);
+    /* Whoever has more than the limit gets nothing more, not even in the place of what there is. */
+    limit(RLIMIT_AS, 16 * MIB, RLIM_INFINITY);
+    have = map(4096, PROT_READ, 0);
+    IS(have == MAP_FAILED && errno == ENOMEM);
     limit(RLIMIT_AS, RLIM_INFINITY, RLIM_INFINITY);
     MAP(200 * MIB, PROT_NONE, MAP_NORESERVE);
 }
 
 static void data(void)
 {
+    /* 0 is for brk(2) only, as valgrind sets it. */
+    limit(RLIMIT_DATA, 0, RLIM_INFINITY);
+    MAP(MIB, PROT_READ | PROT_WRITE, 0);
+    IS(sbrk(100 * MIB) == (void *)-1 && errno == ENOMEM);
     limit(RLIMIT_DATA, 8 * MIB, RLIM_INFINITY);
     MAP(64 * MIB, PROT_READ | PROT_WRITE, 0);
     MAP(64 * MIB, PROT_READ, 0);
@@ -67,12 +75,6 @@ static void burn(void)
         __asm__ volatile("" ::: "memory");
 }
 
-static void once(void)
-{
-    limit(RLIMIT_CPU, 1, RLIM_INFINITY);
-    burn();
-}
-
 static void until_the_end(void)
 {
     struct sigaction action = {.sa_handler = tell};
@@ -80,16 +82,14 @@ static void until_the_end(void)
     limit(RLIMIT_CPU, 1, 2);
     while (!told)
         __asm__ volatile("" ::: "memory");
-    struct timespec used;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-    IS(told == 1 && used.tv_sec == 1);
+    IS(told == 1);
     burn();
 }
 
 /* The limit goes on in children, their time begins anew. */
 static void inherited(void)
 {
-    limit(RLIMIT_CPU, 1, 1);
+    limit(RLIMIT_CPU, 1, RLIM_INFINITY);
     int child = MUST(fork());
     if (!child)
         burn();
@@ -129,8 +129,7 @@ int main(void)
     setvbuf(stdout, NULL, _IONBF, 0);
     in_child("all memory", all);
     in_child("memory that may be written", data);
-    in_child("CPU time", once);
-    in_child("CPU time, hard", until_the_end);
+    in_child("CPU time", until_the_end);
     in_child("CPU time of children", inherited);
     in_child("processes", processes);
     return 0;

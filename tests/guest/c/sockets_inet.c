@@ -155,9 +155,13 @@ int main(void)
     client = MUST(socket(AF_INET, SOCK_STREAM, 0));
     TRY(sendto(client, "hi", 2, MSG_FASTOPEN, (struct sockaddr *)&seen, sizeof seen));
     TRY(sendto(client, "hi", 2, MSG_FASTOPEN, (struct sockaddr *)&seen, sizeof seen));
+    TRY(sendto(client, "hi", 2, MSG_FASTOPEN, NULL, 0));
     accepted = TRY(accept(server, NULL, NULL));
     TRY(recv(accepted, data, 2, MSG_WAITALL));
     close(accepted);
+    close(client);
+    client = MUST(socket(AF_INET, SOCK_STREAM, 0));
+    TRY(sendto(client, "hi", 2, MSG_FASTOPEN, NULL, 0));
     close(client);
 
     PART("nobody listens");

@@ -10,6 +10,7 @@
  *   hostile DOOR sweep FIRST LAST   every number, with arguments that no call accepts
  *   hostile DOOR attack FIRST       a list of plausible attacks, from number FIRST on
  *   hostile int80 FIRST LAST        32-bit calls
+ *   hostile syscall32, sysenter32   32-bit calls by the other ways
  *   hostile descriptors             what is behind every descriptor number
  *   hostile offsets                 reads that would move offsets others share
  *   hostile console                 forged lines on the console, and attempts to read it
@@ -57,6 +58,17 @@ static long call_guest(long number, const long *arguments)
                        "r"(r8), "r"(r9)
                      : "rcx", "r11", "memory");
     return result;
+}
+
+/* Makes a call of 32 bits by an instruction of two bytes in code of 32 bits; does not come back. */
+static void call_in_32_bits(const unsigned char instruction[2])
+{
+    unsigned char code[] = {0xb8, 20, 0, 0, 0, instruction[0], instruction[1], 0x0f, 0x0b};
+    unsigned char *page = mmap(NULL, 8192, PROT_READ | PROT_WRITE | PROT_EXEC,
+                               MAP_32BIT | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memcpy(page, code, sizeof code);
+    __asm__ volatile("mov %0, %%rsp; push $0x23; push %1; lretq"
+                     :: "r"(page + 8000), "r"((unsigned long)page));
 }
 
 static long call_int80(long number, long argument)
@@ -594,6 +606,12 @@ int main(int argc, char **argv)
             return 5;
     }
     long first = argc > 3 ? strtol(argv[3], NULL, 0) : 0, last = argc > 4 ? strtol(argv[4], NULL, 0) : 0;
+    if (!strcmp(argv[1], "syscall32"))
+        call_in_32_bits((const unsigned char[]){0x0f, 0x05});
+    if (!strcmp(argv[1], "sysenter32"))
+        call_in_32_bits((const unsigned char[]){0x0f, 0x34});
+    if (!strcmp(argv[1], "sysenter"))
+        __asm__ volatile("sysenter");
     if (!strcmp(argv[1], "int80")) {
         for (long number = strtol(argv[2], NULL, 0); number <= first; number++) {
             say("at %ld\n", number);

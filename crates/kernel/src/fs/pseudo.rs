@@ -173,9 +173,10 @@ impl SymbolicLink {
         flags: OpenFlags,
         target: impl Fn() -> Result<Link> + Saved + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let is_path = flags.contains(OpenFlags::PATH);
-        let read = if flags.can_read() && !is_path { 0o500 } else { 0 };
-        let write = if flags.can_write() && !is_path { 0o300 } else { 0 };
+        // Access mode 3 is neither.
+        let is_neither = flags.contains(OpenFlags::PATH) || flags.bits() & 3 == 3;
+        let read = if flags.can_read() && !is_neither { 0o500 } else { 0 };
+        let write = if flags.can_write() && !is_neither { 0o300 } else { 0 };
         // As Linux shows it (`proc_fd_instantiate` in fs/proc/fd.c).
         Arc::new(Self { place, permissions: read | write, size: 64, target: Box::new(target) })
     }

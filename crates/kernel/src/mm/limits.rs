@@ -49,15 +49,19 @@ impl MapLimit {
     /// No limit.
     pub const NONE: Self = Self { all: u64::MAX, data: u64::MAX };
 
-    /// `ENOMEM` if `more` bytes are too much beside what is mapped in `mm`. `data` are those of them that
-    /// count as [`MapLimit::data`].
-    pub fn check(self, mm: &AddressSpace, more: u64, data: u64) -> Result<()> {
-        let exceeds = |limit: u64, mapped: &dyn Fn() -> u64, more: u64| {
-            more > 0 && limit != u64::MAX && mapped().saturating_add(more) > limit
-        };
-        let mapped_data =
-            || mm.sum(&|vma| if is_data(vma.prot, vma.flags) { vma.len() } else { 0 });
-        match exceeds(self.all, &|| mm.total(), more) || exceeds(self.data, &mapped_data, data) {
+    /// `ENOMEM` if `more` bytes are too much beside what is mapped in `mm`. Those that count in
+    /// [`MapLimit::data`] do if they are `data`.
+    pub fn check(self, mm: &AddressSpace, more: u64, data: bool) -> Result<()> {
+        if self.all != u64::MAX && mm.total().saturating_add(more) > self.all {
+            return Err(Errno::ENOMEM);
+        }
+        if data { self.check_data(mm, more) } else { Ok(()) }
+    }
+
+    /// `ENOMEM` if `more` bytes that count in [`MapLimit::data`] are too much.
+    pub fn check_data(self, mm: &AddressSpace, more: u64) -> Result<()> {
+        let mapped = || mm.sum(&|vma| if is_data(vma.prot, vma.flags) { vma.len() } else { 0 });
+        match self.data != u64::MAX && mapped().saturating_add(more) > self.data {
             true => Err(Errno::ENOMEM),
             false => Ok(()),
         }
@@ -76,16 +80,17 @@ pub struct GrowthLimits {
     pub locked: LockLimit,
     /// Of all.
     pub mapped: MapLimit,
+    /// Of what brk(2) gives, in bytes.
+    pub heap: u64,
 }
 
 impl GrowthLimits {
     /// No limits.
-    pub const NONE: Self = Self { locked: LockLimit(None), mapped: MapLimit::NONE };
+    pub const NONE: Self = Self { locked: LockLimit(None), mapped: MapLimit::NONE, heap: u64::MAX };
 
     /// `ENOMEM` or `EAGAIN` if an area may not grow by `more` bytes.
     pub fn check(self, mm: &AddressSpace, vma: &Vma, more: u64) -> Result<()> {
-        let data = if is_data(vma.prot, vma.flags) { more } else { 0 };
-        self.mapped.check(mm, more, data)?;
+        self.mapped.check(mm, more, is_data(vma.prot, vma.flags))?;
         match vma.flags.contains(VmaFlags::LOCKED) {
             true => self.locked.check_growth(mm, more),
             false => Ok(()),

@@ -503,7 +503,8 @@ impl AddressSpace {
         let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));
         if new_end > old_end {
             let more = new_end - old_end;
-            let is_too_much = limits.mapped.check(self, more, more).is_err()
+            let is_too_much = wanted - start > limits.heap
+                || limits.mapped.check(self, more, true).is_err()
                 || self.locks_new() && limits.locked.check_growth(self, more).is_err();
             if is_too_much {
                 return old;

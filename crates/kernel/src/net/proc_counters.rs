@@ -171,7 +171,10 @@ impl Sockets {
                 IPPROTO_UDPLITE => counted.udp_lite[family] += 1,
                 _ => {}
             }
-            let is_connected = found.listed.state == ConnectionState::Established;
+            let is_connected = matches!(
+                found.listed.state,
+                ConnectionState::Established | ConnectionState::CloseWait
+            );
             if common.protocol == IPPROTO_TCP && is_connected {
                 counted.established += 1;
             }

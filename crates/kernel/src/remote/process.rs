@@ -22,6 +22,7 @@ use crate::platform::machine::{HostFd, Machine, Processes};
 use crate::platform::registers::TrapFrame;
 use crate::state::{OfBoot, ProcessFiles, kernel};
 use crate::task::process::FIRST_PID;
+use crate::task::timers::cpu_limit;
 use crate::task::work::{self, Next, Work};
 use crate::task::{Credentials, Process, Thread, current_process, host_process};
 
@@ -140,7 +141,9 @@ fn new_process(first: &Process, credentials: &Credentials, context: Context) -> 
     let pid = kernel().tasks.new_id().process();
     let process = Process::from_outside(pid, credentials.clone(), files);
     process.limits.set(first.limits.get());
-    Arc::new(process)
+    let process = Arc::new(process);
+    cpu_limit::watch(&process);
+    process
 }
 
 /// Gives the process its standard streams; its terminal, if it is to have one.

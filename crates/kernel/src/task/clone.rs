@@ -283,9 +283,14 @@ fn has_too_many(maker: &Process) -> bool {
     if may_exceed || limit >= PID_MAX as u64 {
         return false;
     }
-    let threads = kernel().tasks.threads.borrow_mut();
-    let is_of_user = |thread: &&Arc<Thread>| thread.process.credentials.borrow_mut().uid == uid;
-    threads.values().filter(is_of_user).count() as u64 >= limit
+    let is_of_user = |process: &Process| process.credentials.borrow_mut().uid == uid;
+    let tasks = &kernel().tasks;
+    let threads = tasks.threads.borrow_mut();
+    let threads = threads.values().filter(|thread| is_of_user(&thread.process)).count();
+    // Those that nobody has waited for count.
+    let processes = tasks.processes.borrow_mut();
+    let ended = processes.values().filter(|it| it.is_zombie() && is_of_user(it)).count();
+    (threads + ended) as u64 >= limit
 }
 
 /// A thread that nobody knows yet.

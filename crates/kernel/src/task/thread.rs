@@ -142,6 +142,7 @@ impl Thread {
             host_process::begin_to_count(now_ns);
             super::scheduler::watch_clock();
             crate::state::kernel().tasks.usage.switched(now_ns);
+            super::timers::cpu_limit::resume(&self.process);
         });
         self.count(host_process::end_to_count(Machine::monotonic_ns()));
         self.running_since_ns.store(0, Relaxed);

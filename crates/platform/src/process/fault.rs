@@ -89,7 +89,8 @@ pub(crate) extern "C" fn prologue(
     if matches!(signal, SIGUSR1 | SIGALRM | SIGCHLD) {
         return notice(signal, info, context, local, in_kernel);
     }
-    if signal == SIGSYS && context.rip >= LAYOUT_END {
+    let is_foreign = info.is_of_foreign_call(signal);
+    if signal == SIGSYS && context.rip >= LAYOUT_END && !is_foreign {
         // Only the host's vdso lies there: it has fallen back to a system call.
         crate::panic::die_with("the host's clock source has no vdso clock; see `thaw doctor`")
     }
@@ -266,12 +267,15 @@ fn foreign_call(info: &HostSignalInfo, context: &MachineContext, rip: u64) -> Tr
     const GENERAL_PROTECTION: u64 = 13;
     /// The interrupt's entry in the interrupt table (Intel SDM vol. 3, 6.13).
     const INTERRUPT_0X80: u64 = 0x80 << 3 | 2;
+    // The fast calls of 32 bits go on in the host's vdso, whatever made them: where is not known then, and a
+    // handler that returns faults again.
+    let at = if rip >= LAYOUT_END { 0 } else { rip.wrapping_sub(2) };
     TrapFrame {
         code: SI_KERNEL,
         address: 0,
         trap: GENERAL_PROTECTION,
         error: INTERRUPT_0X80,
-        ..frame_of(SIGSEGV, info, context, rip.wrapping_sub(2))
+        ..frame_of(SIGSEGV, info, context, at)
     }
 }
 

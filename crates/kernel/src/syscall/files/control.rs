@@ -201,7 +201,14 @@ pub fn ioctl(fd: Fd, Flags(request): Flags, argument: UserAddress) -> Result<u64
             argument.write(&i32::try_from(left).unwrap_or(i32::MAX)).map(|()| 0)
         }
         // No file system here shares blocks between files (ioctl_ficlone(2)).
-        FICLONE | FICLONERANGE | FIDEDUPERANGE if is_regular(&open) => Err(Errno::EOPNOTSUPP),
+        FICLONE if is_regular(&open) => {
+            let source = Fd(argument.0 as i32).usable_file()?;
+            match source.flags().can_read() && open.flags().can_write() {
+                true => Err(Errno::EOPNOTSUPP),
+                false => Err(Errno::EBADF),
+            }
+        }
+        FICLONERANGE | FIDEDUPERANGE if is_regular(&open) => Err(Errno::EOPNOTSUPP),
         _ => open.file.ioctl(request, argument),
     }
 }

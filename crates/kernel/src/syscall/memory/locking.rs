@@ -22,9 +22,12 @@ pub fn own_limit() -> LockLimit {
 pub fn growth_limits() -> GrowthLimits {
     let process = current_process();
     let limits = process.limits.borrow_mut();
-    let mapped = MapLimit { all: limits[RLIMIT_AS].current, data: limits[RLIMIT_DATA].current };
+    let (all, data) = (limits[RLIMIT_AS].current, limits[RLIMIT_DATA]);
     drop(limits);
-    GrowthLimits { locked: own_limit(), mapped }
+    // Valgrind sets 0, and means brk(2) only (`may_expand_vm` in mm/mmap.c).
+    let mapped = if data.current == 0 { data.maximum } else { data.current };
+    let mapped = MapLimit { all, data: mapped };
+    GrowthLimits { locked: own_limit(), mapped, heap: data.current }
 }
 
 /// The pages of a range of bytes: start and bytes, which wrap around as on Linux.

@@ -113,7 +113,7 @@ pub fn mmap(
 
 /// `ENOMEM` if the running process may not map so much besides what it has; what a fixed mapping replaces
 /// does not count (`mmap_region` in mm/mmap.c).
-fn check_room(placement: Placement, len: u64, is_data: bool) -> Result<()> {
+pub(super) fn check_room(placement: Placement, len: u64, is_data: bool) -> Result<()> {
     let limit = locking::growth_limits().mapped;
     if limit == MapLimit::NONE {
         return Ok(());
@@ -127,8 +127,7 @@ fn check_room(placement: Placement, len: u64, is_data: bool) -> Result<()> {
         }
         _ => 0,
     };
-    let more = len.saturating_sub(replaced);
-    limit.check(&mm, more, if is_data { more } else { 0 })
+    limit.check(&mm, len.saturating_sub(replaced), is_data)
 }
 
 /// What a mapping of a file shows, and whether it is shared.
@@ -205,7 +204,7 @@ fn check_writable(start: u64, len: u64, prot: u32) -> Result<()> {
         true => vma.end.min(end).saturating_sub(vma.start.max(start)),
         false => 0,
     });
-    limit.check(&mm, 0, more)
+    limit.check_data(&mm, more)
 }
 
 /// brk(2): the system call returns the break, whether or not it moved.

@@ -199,15 +199,18 @@ pub fn accept4(
 
 /// connect(2).
 pub fn connect(fd: Fd, address: UserPtr<u8>, len: u32) -> Result<()> {
-    connect_to(&SocketFd::get(fd)?, &SocketAddress::from_user(address, len as usize)?)
+    let socket = SocketFd::get(fd)?;
+    connect_to(&socket, &SocketAddress::from_user(address, len as usize)?, socket.blocking())
 }
 
-/// Connects a socket, and waits for it unless the descriptor forbids that.
-fn connect_to(socket: &SocketFd, address: &SocketAddress) -> Result<()> {
+/// Connects a socket, and waits for it if it may block.
+fn connect_to(socket: &SocketFd, address: &SocketAddress, blocking: Blocking) -> Result<()> {
     let protocol = socket.protocol()?;
-    let blocking = socket.blocking();
     let timeout = protocol.common().options.borrow_mut().send_timeout_ns;
-    let outcome = socket.open.blocking(timeout, || protocol.connect(address, blocking));
+    let outcome = match blocking {
+        Blocking::Yes => socket.open.blocking(timeout, || protocol.connect(address, blocking)),
+        Blocking::No => protocol.connect(address, blocking),
+    };
     match outcome {
         Err(Errno::EINPROGRESS | Errno::EALREADY) if blocking == Blocking::Yes => {
             match socket.open.blocking(timeout, || protocol.finish_connect()) {

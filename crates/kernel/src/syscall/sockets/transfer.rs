@@ -9,7 +9,9 @@ use crate::io::{Sink, Source};
 use crate::net::address::{AF_UNIX, SocketAddress};
 use crate::net::message::{ControlWriter, MessageHeader, read_control};
 use crate::net::options;
-use crate::net::socket::{MessageFlags, Outgoing, PeerCredentials, Protocol, Received, SocketType};
+use crate::net::socket::{
+    Blocking, MessageFlags, Outgoing, PeerCredentials, Protocol, Received, SocketType,
+};
 use crate::net::tcp::IPPROTO_TCP;
 use crate::platform::user::UserAddress;
 use crate::syscall::sockets::{SocketFd, connect_to};
@@ -53,8 +55,10 @@ fn send(socket: &SocketFd, source: &mut Source<'_>, message: &mut Outgoing) -> R
     let flags = message.flags;
     if flags.contains(MessageFlags::FASTOPEN) && common.protocol == IPPROTO_TCP {
         // tcp(7): the data do not go with the first packet, since there are no packets.
-        let to = message.to.take().ok_or(Errno::EDESTADDRREQ)?;
-        connect_to(socket, &to)?;
+        let missing = if protocol.peer_address().is_ok() { Errno::EISCONN } else { Errno::EINVAL };
+        let to = message.to.take().ok_or(missing)?;
+        let may_block = !flags.contains(MessageFlags::DONTWAIT);
+        connect_to(socket, &to, if may_block { socket.blocking() } else { Blocking::No })?;
     }
     if common.family == AF_UNIX {
         message.sender = Some(PeerCredentials::of_sender());

@@ -15,6 +15,7 @@ use crate::mm::vma::VmaFlags;
 use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
+use crate::syscall::memory::check_room;
 use crate::task::process::RLIMIT_MEMLOCK;
 use crate::task::{Capabilities, Credentials, current_process};
 
@@ -96,6 +97,7 @@ pub fn shmat(id: i32, UserAddress(hint): UserAddress, Mode(flags): Mode) -> Resu
     }
     let segment = system_v().memory.find(id)?;
     segment.permissions().get().check(access, &caller())?;
+    check_room(placement, segment.size, false)?;
     let request = MapRequest {
         placement,
         len: segment.size,
