@@ -144,6 +144,15 @@ fn a_bundle_is_found_among_others_and_none_of_them_counts_in_its_place() {
     contents.insert(referrers.clone(), index(&many));
     let why = pull(contents.clone());
     assert!(!why.contains("verify_key"), "{why}");
-    contents.insert(referrers, b"[]".to_vec());
-    assert!(pull(contents).contains("makes no sense"));
+    contents.insert(referrers.clone(), b"[]".to_vec());
+    assert!(pull(contents.clone()).contains("makes no sense"));
+    // Neither what cannot be read of the other form, nor a page for people, hides it.
+    let tag = format!("/v2/a/manifests/sha256-{SIGNED}");
+    contents.insert(referrers, b"<html>".to_vec());
+    contents.insert(format!("{tag}.sig"), b"nonsense".to_vec());
+    let senseless = json!({ "mediaType": MANIFEST, "size": 2, "digest": "nonsense" });
+    contents.insert(tag.clone(), index(&[senseless, add_bundle(&mut contents.clone(), &bundle)]));
+    assert!(!pull(contents.clone()).contains("verify_key"));
+    contents.remove(&tag);
+    assert!(pull(contents).contains("the manifest of signatures"));
 }

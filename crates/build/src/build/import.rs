@@ -456,10 +456,11 @@ impl<'a> Import<'a> {
             let path = first.collect::<Vec<_>>().join(":");
             environment.insert("PATH".to_owned(), format!("{path}:{DEFAULT_PATH}"));
         }
-        if environment.get(PYTHONPATH).is_some_and(|path| path == PACKAGES)
+        if runtime.kind == RuntimeKind::Python3
             && let Some(path) = environment.get_mut("PATH")
         {
-            // The programs that come with packages.
+            // The programs that come with packages. Functions without any have the same, so that they share
+            // a runtime template with others.
             *path = format!("{path}:{PACKAGES}/bin");
         }
         Ok(())
@@ -765,10 +766,10 @@ mod tests {
         };
         let packages = Some(PACKAGES);
         assert_eq!(path(packages, None).as_deref(), packages);
-        assert_eq!(path(packages, Some("src")).as_deref(), Some("src:/opt/packages"));
+        assert_eq!(path(packages, Some("src")), Some(format!("src:{PACKAGES}")));
         assert_eq!(path(packages, Some("")).as_deref(), packages);
-        for own in ["/opt/packages:src", "src:/opt/packages"] {
-            assert_eq!(path(packages, Some(own)).as_deref(), Some(own));
+        for own in [format!("{PACKAGES}:src"), format!("src:{PACKAGES}")] {
+            assert_eq!(path(packages, Some(&own)), Some(own));
         }
         assert_eq!(path(None, Some("src")).as_deref(), Some("src"));
         assert_eq!(path(Some("/image"), Some("src")).as_deref(), Some("src"));

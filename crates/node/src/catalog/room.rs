@@ -44,7 +44,8 @@ impl Catalog {
             ),
             _ => {}
         }
-        now
+        // Where nothing can be said now, the last word holds.
+        now.or(before)
     }
 
     /// Packs images that were not used for long, if those that are not packed take more than

@@ -66,8 +66,8 @@ pub struct Triggers {
     rooms: Rooms,
 }
 
-/// What runs for the triggers of a node. They are gone when this is stopped: all others have only weak
-/// references.
+/// What runs for the triggers of a node. They are gone when this is stopped and the attempts and requests
+/// that are under way have ended: all others have only weak references.
 pub struct Running {
     triggers: Arc<Triggers>,
     tasks: Vec<JoinHandle<()>>,

@@ -6,8 +6,9 @@ use crate::signature::simple::{self, SIGNATURE_ANNOTATION, SIMPLE_SIGNING};
 use crate::signature::{PAYLOAD_MAX, SigningKey, VerifyKey, bundle};
 use oci_client::Reference as Named;
 use oci_client::manifest::{OCI_IMAGE_INDEX_MEDIA_TYPE, OCI_IMAGE_MEDIA_TYPE};
-use oci_spec::image::{Descriptor, ImageIndex, ImageManifest};
-use serde_json::json;
+use oci_spec::image::{Descriptor, ImageManifest};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 /// Most signatures of a manifest that are looked at, of each form.
 const SIGNATURES_MAX: usize = 32;
@@ -21,6 +22,28 @@ struct Signature {
     signature: String,
 }
 
+impl Signature {
+    /// That of a layer; `None`: it is none.
+    fn of(layer: &Value) -> Option<Self> {
+        let document: Descriptor = serde_json::from_value(layer.clone()).ok()?;
+        let signature = document.annotations().as_ref()?.get(SIGNATURE_ANNOTATION)?.clone();
+        let is_one = document.media_type().to_string() == SIMPLE_SIGNING;
+        is_one.then_some(Self { document, signature })
+    }
+}
+
+/// A manifest of signatures. What of it makes no sense hides nothing else.
+#[derive(Deserialize)]
+struct Signatures {
+    layers: Vec<Value>,
+}
+
+/// An index of what refers to a manifest.
+#[derive(Deserialize)]
+struct Referrers {
+    manifests: Vec<Value>,
+}
+
 impl Source {
     /// Makes sure that a key has signed a manifest. A signature that cannot be read does not hide another one.
     ///
@@ -28,7 +51,11 @@ impl Source {
     /// It has not, or the registry cannot be asked.
     pub async fn check_signature(&self, manifest: &str, key: &VerifyKey) -> Result<(), OciError> {
         let mut why = "it has no signature".to_owned();
-        for signature in self.signatures(manifest).await? {
+        let signatures = self.signature_layers(manifest).await.unwrap_or_else(|error| {
+            why = error.to_string();
+            Vec::new()
+        });
+        for signature in signatures.iter().filter_map(Signature::of).take(SIGNATURES_MAX) {
             match self.check(&signature, manifest, key).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(reason)) => why = format!("of its signature, {reason}"),
@@ -57,20 +84,15 @@ impl Source {
         Ok(simple::check(key, &payload, &signature.signature, manifest))
     }
 
-    /// The signatures of a manifest, the first ones of many.
-    async fn signatures(&self, manifest: &str) -> Result<Vec<Signature>, OciError> {
+    /// The layers of the manifest that has the signatures of another one.
+    async fn signature_layers(&self, manifest: &str) -> Result<Vec<Value>, OciError> {
         let tag = self.tagged(simple::tag_of(manifest));
         let Some(found) = self.find_document(&tag, &[OCI_IMAGE_MEDIA_TYPE]).await? else {
             return Ok(Vec::new());
         };
-        let parsed: ImageManifest = serde_json::from_slice(&found.bytes)
+        let parsed: Signatures = serde_json::from_slice(&found.bytes)
             .map_err(|error| OciError::document("the manifest of signatures", error))?;
-        let of = |layer: &Descriptor| {
-            let is_one = layer.media_type().to_string() == SIMPLE_SIGNING;
-            let signature = layer.annotations().as_ref()?.get(SIGNATURE_ANNOTATION)?.clone();
-            is_one.then(|| Signature { document: layer.clone(), signature })
-        };
-        Ok(parsed.layers().iter().filter_map(of).take(SIGNATURES_MAX).collect())
+        Ok(parsed.layers)
     }
 
     /// What refers to a manifest and may be bundles, the first ones of many: those that say so are first.
@@ -79,13 +101,14 @@ impl Source {
         let Some(found) = self.referrers(manifest, &tag, OCI_IMAGE_INDEX_MEDIA_TYPE).await? else {
             return Ok(Vec::new());
         };
-        let parsed: ImageIndex = serde_json::from_slice(&found.bytes)
+        let parsed: Referrers = serde_json::from_slice(&found.bytes)
             .map_err(|error| OciError::document("the index of what refers to the image", error))?;
+        let known = |value| serde_json::from_value::<Descriptor>(value).ok();
         let about = |descriptor: &Descriptor| {
             let annotations = descriptor.annotations().as_ref()?;
             Some(annotations.get(bundle::PREDICATE_ANNOTATION)? == bundle::SIGNED)
         };
-        let mut all = parsed.manifests().clone();
+        let mut all: Vec<_> = parsed.manifests.into_iter().filter_map(known).collect();
         all.retain(|descriptor| about(descriptor) != Some(false));
         all.sort_by_key(|descriptor| about(descriptor).is_none());
         all.truncate(SIGNATURES_MAX);
@@ -137,9 +160,10 @@ impl Source {
     /// # Errors
     /// The registry refuses, or there are too many signatures.
     pub async fn sign(&self, manifest: &str, key: &SigningKey) -> Result<(), OciError> {
-        let mut all = self.signatures(manifest).await?;
-        for signature in &all {
-            if self.check(signature, manifest, &key.verify_key()).await?.is_ok() {
+        let mut all = self.signature_layers(manifest).await?;
+        for signature in all.iter().filter_map(Signature::of) {
+            // One that cannot be read is somebody else's.
+            if let Ok(Ok(())) = self.check(&signature, manifest, &key.verify_key()).await {
                 return Ok(());
             }
         }
@@ -150,32 +174,30 @@ impl Source {
         let payload = simple::payload(&repository, manifest);
         let signature = key.sign(&payload)?;
         let digest = simple::payload_digest(&payload);
-        let layer = json!({ "mediaType": SIMPLE_SIGNING, "digest": digest, "size": payload.len() });
-        let document = serde_json::from_value(layer).expect("it is a descriptor");
+        let layer = json!({
+            "mediaType": SIMPLE_SIGNING,
+            "digest": digest,
+            "size": payload.len(),
+            "annotations": { SIGNATURE_ANNOTATION: signature },
+        });
         self.send(&digest, payload, None).await?;
-        all.push(Signature { document, signature });
+        all.push(layer);
         self.put_signatures(manifest, &all).await
     }
 
-    async fn put_signatures(&self, manifest: &str, all: &[Signature]) -> Result<(), OciError> {
-        let digests: Vec<_> = all.iter().map(|one| one.document.digest().to_string()).collect();
+    /// Stores the layers, of which others are as they were.
+    async fn put_signatures(&self, manifest: &str, layers: &[Value]) -> Result<(), OciError> {
+        let digest = |layer: &Value| layer["digest"].as_str().unwrap_or_default().to_owned();
+        let digests: Vec<_> = layers.iter().map(digest).collect();
         let configuration = simple::configuration(&digests);
         let digest = simple::payload_digest(&configuration);
         let size = configuration.len();
         self.send(&digest, configuration, None).await?;
-        let layers = all.iter().map(|one| {
-            json!({
-                "mediaType": SIMPLE_SIGNING,
-                "digest": one.document.digest().to_string(),
-                "size": one.document.size(),
-                "annotations": { SIGNATURE_ANNOTATION: one.signature },
-            })
-        });
         let document = json!({
             "schemaVersion": 2,
             "mediaType": OCI_IMAGE_MEDIA_TYPE,
             "config": { "mediaType": CONFIGURATION, "digest": digest, "size": size },
-            "layers": layers.collect::<Vec<_>>(),
+            "layers": layers,
         });
         let tag = self.tagged(simple::tag_of(manifest));
         self.put_manifest(&tag, document.to_string().into_bytes()).await

@@ -22,6 +22,14 @@ use std::time::Duration;
 pub(crate) const MANIFEST_MAX: usize = 4 << 20;
 /// How long a registry may be silent.
 const SILENCE: Duration = Duration::from_secs(30);
+/// How registries that have no list of what refers to a manifest answer.
+const NO_LIST: [StatusCode; 5] = [
+    StatusCode::BAD_REQUEST,
+    StatusCode::NOT_FOUND,
+    StatusCode::METHOD_NOT_ALLOWED,
+    StatusCode::NOT_ACCEPTABLE,
+    StatusCode::NOT_IMPLEMENTED,
+];
 /// Who we say we are.
 const USER_AGENT: &str = concat!("thaw/", env!("CARGO_PKG_VERSION"));
 
@@ -198,7 +206,7 @@ impl Source {
         }
         let version = reference.digest().or(reference.tag()).unwrap_or("latest");
         let url = self.url(reference, "manifests", version);
-        self.find_document_at(&url, reference, accepted).await
+        self.find_document_at(&url, reference, accepted, &[StatusCode::NOT_FOUND]).await
     }
 
     /// The index of what has a manifest as its `subject`, by the registry's own list (distribution-spec,
@@ -214,19 +222,22 @@ impl Source {
     ) -> Result<Option<Document>, OciError> {
         if self.bucket.is_none() {
             let url = self.url(tag, "referrers", manifest);
-            if let Some(found) = self.find_document_at(&url, tag, &[accepted]).await? {
+            let found = self.find_document_at(&url, tag, &[accepted], &NO_LIST).await?;
+            // Some answer with a page for people.
+            if let Some(found) = found.filter(|found| is_json(&found.bytes)) {
                 return Ok(Some(found));
             }
         }
         self.find_document(tag, &[accepted]).await
     }
 
-    /// What is at an address; `None`: nothing.
+    /// What is at an address; `None`: the registry says one of `absent`.
     async fn find_document_at(
         &self,
         url: &str,
         reference: &oci_client::Reference,
         accepted: &[&str],
+        absent: &[StatusCode],
     ) -> Result<Option<Document>, OciError> {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, accepted.join(", ").parse().expect("media types are plain text"));
@@ -236,8 +247,7 @@ impl Source {
         })?;
         match response.status() {
             StatusCode::OK => {}
-            // Of a list that an older registry does not know of.
-            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => return Ok(None),
+            status if absent.contains(&status) => return Ok(None),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 return Err(self.refused(self.not_allowed()));
             }
@@ -383,6 +393,10 @@ impl Source {
         *self.token.lock().expect("no holder panics") = Token::Known(token.clone());
         Ok(token)
     }
+}
+
+fn is_json(bytes: &[u8]) -> bool {
+    serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
 }
 
 /// Why something could not be asked for.

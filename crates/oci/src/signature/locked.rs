@@ -85,8 +85,10 @@ impl LockedKey {
 impl Parameters {
     fn checked(&self) -> Result<scrypt::Params, String> {
         let Self { n, r, p } = *self;
-        let memory = n.checked_mul(128 * u64::from(r)).filter(|&bytes| bytes <= MEMORY_MAX);
-        if memory.is_none() || p > TURNS_MAX || !n.is_power_of_two() {
+        // RFC 7914, section 5: a block for each turn, and N of them for one.
+        let blocks = n.checked_add(u64::from(p) + 1);
+        let memory = blocks.and_then(|blocks| blocks.checked_mul(128 * u64::from(r)));
+        if memory.is_none_or(|bytes| bytes > MEMORY_MAX) || p > TURNS_MAX || !n.is_power_of_two() {
             return Err("scrypt would take more than 256 MiB or four turns for it".to_owned());
         }
         let log_n = n.trailing_zeros() as u8;
@@ -138,8 +140,13 @@ mod tests {
             serde_json::json!({ "name": "scrypt", "params": params, "salt": "AAAA" })
         };
         let nonce = to_base64(&[0; 24]);
-        for (n, r, p) in [(1 << 40, 8, 1), (1 << 16, u32::MAX, 1), (1 << 14, 8, 1000), (1000, 8, 1)]
-        {
+        for (n, r, p) in [
+            (1 << 40, 8, 1),
+            (2, 1 << 21, 4),
+            (1 << 16, u32::MAX, 1),
+            (1 << 14, 8, 1000),
+            (1000, 8, 1),
+        ] {
             assert!(refused(&with(kdf(n, r, p), &nonce), "x").contains("more than 256 MiB"));
         }
         assert!(refused(&with(kdf(1 << 14, 0, 1), &nonce), "x").contains("settings of scrypt"));

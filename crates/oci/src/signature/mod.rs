@@ -161,7 +161,9 @@ impl SigningKey {
 
 fn from_base64(text: &str) -> Option<Vec<u8>> {
     use base64::Engine as _;
-    base64::engine::general_purpose::STANDARD.decode(text).ok()
+    use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+    // Envelopes may have either (DSSE, `envelope.md`).
+    STANDARD.decode(text).or_else(|_| URL_SAFE.decode(text)).ok()
 }
 
 fn to_base64(bytes: &[u8]) -> String {

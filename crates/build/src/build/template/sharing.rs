@@ -26,7 +26,7 @@ pub(in crate::build) fn share(
     if let Some(other) = others.find(|other| shares_runtime(config, &other.function.config)) {
         let name = &other.function.config.name;
         on_event(BuildEvent::Note(&format!(
-            "it shares its runtime with {name}, so it is built from a runtime template"
+            "it shares its runtime with {name}, so a runtime template is looked for"
         )));
         config.template.from = Some(TemplateLanguage::Auto);
     }
@@ -34,13 +34,20 @@ pub(in crate::build) fn share(
 }
 
 /// Whether two different functions have the same interpreter, over the same files, which they may
-/// share.
+/// share. What lies in a function's own directory is another one's never.
 fn shares_runtime(one: &FunctionConfig, other: &FunctionConfig) -> bool {
     one.name != other.name
         && language_of(one) == language_of(other)
         && interpreter(one) == interpreter(other)
+        && !interpreter(one).and_then(|(_, _, path)| path).is_some_and(is_own)
         && one.rootfs == other.rootfs
+        && !one.rootfs.as_deref().is_some_and(is_own)
         && one.sharing.domain == other.sharing.domain
+}
+
+/// Whether a path is one from the function's own directory.
+fn is_own(path: &str) -> bool {
+    path.contains('/') && !path.starts_with('/')
 }
 
 /// The language of a function's command, if there are templates of it.
@@ -75,6 +82,10 @@ mod tests {
         let own = "kind = \"python3\"\ninterpreter = \"/opt/python3\"";
         assert!(!shares_runtime(&one, &other("two", "kind = \"python3\"", own)));
         assert!(!shares_runtime(&one, &other("two", "\"python3\", \"a.py\"", "\"gunicorn\"")));
+        let relative =
+            PYTHON.replace("kind = \"python3\"", "kind = \"python3\"\ninterpreter = \"./python3\"");
+        let relative = |name| function(name, &relative);
+        assert!(!shares_runtime(&relative("one"), &relative("two")));
         let domain = "kind = \"python3\"\n[sharing]\ndomain = \"customer\"";
         assert!(!shares_runtime(&one, &other("two", "kind = \"python3\"", domain)));
     }
