@@ -31,9 +31,9 @@ pub struct RegistryRule {
     /// `s3://BUCKET`: its region.
     #[serde(default)]
     pub region: Option<String>,
-    /// Whether it speaks plain HTTP, as those on this machine do.
+    /// Whether it speaks plain HTTP; if nothing is said, those on this machine do.
     #[serde(default)]
-    pub http: bool,
+    pub http: Option<bool>,
     /// File with further certificates (PEM) that are trusted.
     #[serde(default)]
     pub ca: Option<PathBuf>,
@@ -68,7 +68,8 @@ impl Registries {
     }
 
     pub(super) fn speaks_http(&self, host: &str) -> bool {
-        self.rule(host).map_or(is_local(host), |rule| rule.http)
+        let said = self.rule(host).and_then(|rule| rule.http);
+        said.unwrap_or_else(|| is_local(host))
     }
 }
 
@@ -106,6 +107,13 @@ mod tests {
         let rule = registries.rule("a.example").unwrap();
         assert_eq!(rule.mirrors, ["b"]);
         assert_eq!(rule.verify_key.as_deref(), Some(Path::new("/etc/key.pub")));
+        let local = "[[registry]]\nhost = \"127.0.0.1:5000\"\nverify_key = \"/etc/key.pub\"\n";
+        let speaks_http = |text: &str| {
+            fs::write(&path, text).unwrap();
+            Registries::read(&path).unwrap().speaks_http("127.0.0.1:5000")
+        };
+        assert!(speaks_http(local), "nothing is said of it");
+        assert!(!speaks_http(&format!("{local}http = false\n")));
         fs::write(&path, "[[registry]]\nhots = \"a\"\n").unwrap();
         let error = Registries::read(&path).unwrap_err().to_string();
         assert!(error.contains("hots") && error.contains("registries.toml"), "{error}");
