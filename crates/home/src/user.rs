@@ -125,10 +125,11 @@ fn parts_to_give(home: &Home) -> Result<Vec<PathBuf>, HomeError> {
         OURS.contains(&name)
             || ["daemon.", "admin.", "e2b-keys."].iter().any(|prefix| name.starts_with(prefix))
     };
-    // Those that people put there.
+    // Those that people put there, and keys and certificates that these name.
     let is_usual = |name: &str| {
         ["tenants.toml", "registries.toml", "gateway.toml", "e2b.toml", "lost+found"]
             .contains(&name)
+            || [".pub", ".pem", ".crt", ".key"].iter().any(|end| name.ends_with(end))
     };
     let mut ours = Vec::new();
     for entry in fs::read_dir(home.root()).map_err(|error| home.unusable(error))? {
@@ -279,5 +280,17 @@ mod tests {
         assert_eq!((owner(&secret), owner(&home.root().join("logs"))), ((0, 0), (0, 0)));
         let expected = DaemonUser { ids: user, kind: UserKind::Other };
         assert_eq!(DaemonUser::for_home(&home), Some(expected));
+    }
+
+    #[test]
+    fn a_home_may_have_settings_and_keys_before_it_has_a_store_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path()).unwrap();
+        for name in ["registries.toml", "cosign.pub", "site.pem"] {
+            fs::write(home.root().join(name), "").unwrap();
+        }
+        assert_eq!(parts_to_give(&home).unwrap(), Vec::<PathBuf>::new());
+        fs::write(home.root().join("letters.txt"), "").unwrap();
+        parts_to_give(&home).unwrap_err();
     }
 }

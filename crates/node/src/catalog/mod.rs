@@ -121,7 +121,7 @@ impl Reload {
         list("quotas are the old ones:", &mut self.quotas.iter().cloned());
         list("gateway.toml is the old one:", &mut self.gateway.iter().cloned());
         match parts.is_empty() {
-            true => "nothing has changed".to_owned(),
+            true => "no function has changed".to_owned(),
             // A reason may quote what somebody has written.
             false => thaw_sandbox::escape(parts.join("; ").as_bytes()),
         }
