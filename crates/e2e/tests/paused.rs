@@ -371,6 +371,21 @@ fn a_paused_sandbox_ends_and_outlives_its_daemon() {
     one.check();
 }
 
+#[test]
+fn a_new_sandbox_outlives_its_daemon_at_once() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only a daemon of root's has a monitor");
+    }
+    let mut node = Node::start("new");
+    for round in 0..3 {
+        let name = format!("new-{round}");
+        node.ok(&["sandbox", "create", "box", "--name", &name]);
+        node.ok(&["exec", &name, "--", "sh", "-c", "echo kept > /tmp/file"]);
+        node.daemon.kill_and_await_next();
+        assert_eq!(node.ok(&["exec", &name, "--", "cat", "/tmp/file"]), "kept\n");
+    }
+}
+
 /// Nobody else is written while the disk is slow, and nobody is lost.
 #[test]
 fn many_are_paused_at_once() {

@@ -35,6 +35,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use thaw_home::config::EntryKind;
 use thaw_sandbox::monitor::has_monitor;
 use thaw_sandbox::{BootTimes, EgressEvents, KilledProcess, ResourceLimits, Twin};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -175,6 +176,7 @@ impl Supervisor {
         let health = Health::of(&service);
         // With a single connection, its end is the instance's.
         let idle_look = (!service.is_single_use()).then(|| Instant::now() + idle_check(&service));
+        let keep_at = keep_time(&service);
         Self {
             id,
             service,
@@ -210,7 +212,7 @@ impl Supervisor {
             served: 0,
             idle_look,
             ring_at: None,
-            keep_at: keep_time(),
+            keep_at,
             stopping: None,
             place,
         }
@@ -266,7 +268,7 @@ impl Supervisor {
                 Step::Command(Some(Command::Watch)) => {
                     self.is_disturbed = true;
                     self.ring_at = Some(Instant::now() + RING_AFTER);
-                    self.keep_at = self.keep_at.or_else(keep_time);
+                    self.keep_at = self.keep_at.or_else(|| keep_in(KEEP_AFTER));
                 }
                 // The alarm is set anew in any case.
                 Step::Command(Some(Command::Look)) => {}
@@ -714,9 +716,17 @@ impl Supervisor {
     }
 }
 
-/// When to have something kept that is new now.
-fn keep_time() -> Option<Instant> {
-    has_monitor().then(|| Instant::now() + KEEP_AFTER)
+/// When to have an instance kept that is new now: a sandbox at once, since it stays.
+fn keep_time(service: &Service) -> Option<Instant> {
+    match service.config().entry.kind {
+        EntryKind::Sandbox => keep_in(Duration::ZERO),
+        _ => keep_in(KEEP_AFTER),
+    }
+}
+
+/// When something is kept after so long, if there is a monitor for it.
+fn keep_in(after: Duration) -> Option<Instant> {
+    has_monitor().then(|| Instant::now() + after)
 }
 
 /// How long an instance that is busy now is not asked whether it is idle.

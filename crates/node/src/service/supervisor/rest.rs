@@ -265,7 +265,7 @@ impl Supervisor {
     /// Ends the rest of the instance.
     pub(super) fn go_on(&mut self) {
         self.instance.resume();
-        self.keep_at = keep_time();
+        self.keep_at = keep_time(&self.service);
     }
 }
 
