@@ -82,13 +82,13 @@ fn build_small(home: &Path, name: &str) {
     in_home(home, &["build", directory.path().to_str().expect("UTF-8")]).success();
 }
 
-/// All that is in a store but what sessions are at work on.
+/// All that is in a store but what sessions are at work on, and the room that it holds for them.
 fn content_of(home: &Path) -> BTreeSet<PathBuf> {
     fn walk(directory: &Path, found: &mut BTreeSet<PathBuf>) {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             match entry.path() {
                 path if path.is_dir() => walk(&path, found),
-                path if path.ends_with("lock") => {}
+                path if path.ends_with("lock") || path.ends_with("reserve") => {}
                 path => drop(found.insert(path)),
             }
         }
