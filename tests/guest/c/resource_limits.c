@@ -98,16 +98,33 @@ static void inherited(void)
     say("grandchild: signal %d\n", WTERMSIG(status));
 }
 
-/* Others of the same user count, root has no limit. */
+/* Root has no limit, so this is somebody else. Whoever has ended counts until somebody has waited. */
 static void processes(void)
 {
-    limit(RLIMIT_NPROC, 1, 1);
-    int child = fork();
-    if (!child)
+    if (!getuid())
+        MUST(setuid(12345));
+    struct rlimit limit;
+    MUST(getrlimit(RLIMIT_NPROC, &limit));
+    if (getuid() != 12345)
+        return;
+    limit.rlim_cur = 2;
+    MUST(setrlimit(RLIMIT_NPROC, &limit));
+    siginfo_t info;
+    int first = fork();
+    if (!first)
         _exit(0);
-    IS(getuid() ? child == -1 && errno == EAGAIN : child > 0);
-    if (child > 0)
-        wait(NULL);
+    IS(first > 0);
+    MUST(waitid(P_PID, first, &info, WEXITED | WNOWAIT));
+    int second = fork();
+    if (!second)
+        _exit(0);
+    IS(second == -1 && errno == EAGAIN);
+    MUST(waitpid(first, NULL, 0));
+    int third = fork();
+    if (!third)
+        _exit(0);
+    IS(third > 0);
+    MUST(waitpid(third, NULL, 0));
 }
 
 static void in_child(const char *name, void (*does)(void))
