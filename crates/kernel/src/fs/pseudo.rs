@@ -314,6 +314,21 @@ pub struct Item {
     pub kind: Kind,
 }
 
+/// A file with fixed content.
+pub const fn text(name: &'static str, text: &'static str) -> Item {
+    Item { name, kind: Kind::Text(text) }
+}
+
+/// A file that can only be read.
+pub const fn file(name: &'static str, generate: fn() -> Result<Vec<u8>>) -> Item {
+    Item { name, kind: Kind::File(generate) }
+}
+
+/// A directory of a fixed tree.
+pub const fn directory(name: &'static str, items: &'static [Item]) -> Item {
+    Item { name, kind: Kind::Directory(items) }
+}
+
 /// What a name in a fixed tree stands for.
 pub enum Kind {
     /// A directory.

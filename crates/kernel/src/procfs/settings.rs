@@ -8,7 +8,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::fd_table::NR_OPEN;
 use crate::fs::inode::{FileType, Inode};
 use crate::fs::inotify;
-use crate::fs::pseudo::{Item, Kind, Place};
+use crate::fs::pseudo::{Item, Kind, Place, directory, file, text};
 use crate::net::address::{AF_INET, AF_INET6, AF_UNIX};
 use crate::net::socket_tables::{self, SocketTable};
 use crate::net::tcp::IPPROTO_TCP;
@@ -16,18 +16,6 @@ use crate::net::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::net::{proc_counters, proc_files};
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
-
-const fn text(name: &'static str, text: &'static str) -> Item {
-    Item { name, kind: Kind::Text(text) }
-}
-
-const fn file(name: &'static str, generate: fn() -> Result<Vec<u8>>) -> Item {
-    Item { name, kind: Kind::File(generate) }
-}
-
-const fn directory(name: &'static str, items: &'static [Item]) -> Item {
-    Item { name, kind: Kind::Directory(items) }
-}
 
 /// `/proc/sys`.
 pub(super) const SYS: &[Item] = &[

@@ -7,10 +7,8 @@ use alloc::sync::Arc;
 
 use crate::errno::Result;
 use crate::fs::inode::{FileType, Inode};
-use crate::fs::pseudo::{Directory, Fixed, Generated, Item, Names, Place};
+use crate::fs::pseudo::{Directory, Fixed, Generated, Item, Names, Place, directory, text};
 use crate::net::interfaces::{Interface, all};
-
-use super::{directory, text};
 
 /// The directory with one for each interface.
 pub struct Interfaces;

@@ -9,7 +9,9 @@ use alloc::vec::Vec;
 
 use crate::errno::Result;
 use crate::fs::inode::{FileType, FilesystemId, Inode};
-use crate::fs::pseudo::{Directory, Fixed, Generated, Item, Kind, Names, Place};
+use crate::fs::pseudo::{
+    Directory, Fixed, Generated, Item, Kind, Names, Place, directory, file, text,
+};
 use crate::procfs::{cpu_list, cpu_mask};
 use crate::state::kernel;
 use crate::task::sched_attributes::present_cpus;
@@ -28,18 +30,6 @@ pub fn root(filesystem: FilesystemId) -> Arc<dyn Inode> {
 /// The root of the file system on `/sys/fs/cgroup`.
 pub fn cgroup_root(filesystem: FilesystemId) -> Arc<dyn Inode> {
     Directory::new(Place { filesystem, magic: CGROUP_MAGIC, ino: 1, owner: (0, 0) }, Fixed(CGROUP))
-}
-
-const fn text(name: &'static str, text: &'static str) -> Item {
-    Item { name, kind: Kind::Text(text) }
-}
-
-const fn file(name: &'static str, generate: fn() -> Result<Vec<u8>>) -> Item {
-    Item { name, kind: Kind::File(generate) }
-}
-
-const fn directory(name: &'static str, items: &'static [Item]) -> Item {
-    Item { name, kind: Kind::Directory(items) }
 }
 
 fn cpus() -> u32 {

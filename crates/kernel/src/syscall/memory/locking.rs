@@ -18,16 +18,20 @@ pub fn own_limit() -> LockLimit {
     LockLimit((!is_privileged).then(|| process.limits.borrow_mut()[RLIMIT_MEMLOCK].current))
 }
 
-/// How far the running process may let its memory grow.
-pub fn growth_limits() -> GrowthLimits {
+/// What the running process may map.
+pub fn map_limit() -> MapLimit {
     let process = current_process();
     let limits = process.limits.borrow_mut();
-    let (all, data) = (limits[RLIMIT_AS].current, limits[RLIMIT_DATA]);
-    drop(limits);
+    let data = limits[RLIMIT_DATA];
     // Valgrind sets 0, and means brk(2) only (`may_expand_vm` in mm/mmap.c).
-    let mapped = if data.current == 0 { data.maximum } else { data.current };
-    let mapped = MapLimit { all, data: mapped };
-    GrowthLimits { locked: own_limit(), mapped, heap: data.current }
+    let data = if data.current == 0 { data.maximum } else { data.current };
+    MapLimit { all: limits[RLIMIT_AS].current, data }
+}
+
+/// How far the running process may let its memory grow.
+pub fn growth_limits() -> GrowthLimits {
+    let heap = current_process().limits.borrow_mut()[RLIMIT_DATA].current;
+    GrowthLimits { locked: own_limit(), mapped: map_limit(), heap }
 }
 
 /// The pages of a range of bytes: start and bytes, which wrap around as on Linux.

@@ -114,7 +114,7 @@ pub fn mmap(
 /// `ENOMEM` if the running process may not map so much besides what it has; what a fixed mapping replaces
 /// does not count (`mmap_region` in mm/mmap.c).
 pub(super) fn check_room(placement: Placement, len: u64, is_data: bool) -> Result<()> {
-    let limit = locking::growth_limits().mapped;
+    let limit = locking::map_limit();
     if limit == MapLimit::NONE {
         return Ok(());
     }
@@ -194,7 +194,7 @@ pub fn mprotect(UserAddress(start): UserAddress, len: u64, Flags(prot): Flags) -
 /// `ENOMEM` if the running process may not have so much more memory of its own that it may write
 /// (`mprotect_fixup` in mm/mprotect.c).
 fn check_writable(start: u64, len: u64, prot: u32) -> Result<()> {
-    let limit = locking::growth_limits().mapped;
+    let limit = locking::map_limit();
     if prot & PROT_WRITE == 0 || limit.data == u64::MAX {
         return Ok(());
     }
