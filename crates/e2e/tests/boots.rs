@@ -137,6 +137,7 @@ fn check_copies(daemon: &Daemon, function: &str, kind: &str, limit: u64) -> Vec<
         assert!(value["ticked"].as_u64().is_some_and(|ticked| ticked > 0), "{value}");
         assert_eq!(value["hostname"], values[0]["hostname"]);
         assert_eq!(value["limit"], limit.to_string());
+        assert!(value["lost"].as_array().is_none_or(Vec::is_empty), "{value}");
     }
     let boots = detail(daemon, function)["boots"].clone();
     let boots = boots.as_array().expect("an array");

@@ -111,7 +111,8 @@ static void *counts_in_a_file(void *argument)
 /* A page of a file that threads write to by a shared mapping, and this one by calls. */
 static void shared_file(void)
 {
-    file = open("/tmp/parallel", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    char name[] = "/tmp/parallel-XXXXXX";
+    file = mkstemp(name);
     ftruncate(file, 4096);
     shared = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     pthread_t threads[THREADS];
@@ -130,7 +131,7 @@ static void shared_file(void)
     pread(file, &count, sizeof count, 0);
     say("counted in a file: %llu, %s\n", (unsigned long long)count, rises ? "rising" : "lost");
     munmap((void *)shared, 4096);
-    unlink("/tmp/parallel");
+    unlink(name);
 }
 
 static void *spins(void *argument)
@@ -179,6 +180,37 @@ static void waits_beside_a_computing_thread(void)
     say("read %c beside a computing thread\n", byte);
     ended = 1;
     pthread_join(thread, 0);
+}
+
+static char *replaced;
+
+static void *reads_what_is_replaced(void *unused)
+{
+    (void)unused;
+    unsigned long sum = 0;
+    while (!ended)
+        for (int page = 0; page < 4; page++)
+            sum += *(volatile char *)(replaced + page * 4096);
+    return (void *)(sum + 1);
+}
+
+/* MAP_FIXED takes the place of a mapping at once: who reads it meanwhile finds the old memory or the new. */
+static void replaces_what_a_thread_reads(void)
+{
+    ended = 0;
+    replaced = mmap(0, 16384, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    pthread_t thread;
+    pthread_create(&thread, 0, reads_what_is_replaced, 0);
+    usleep(20000);
+    int program = open("/proc/self/exe", O_RDONLY), failed = 0;
+    for (int i = 0; i < 20000; i++) {
+        int flags = MAP_PRIVATE | MAP_FIXED | (i % 2 ? MAP_ANONYMOUS : 0);
+        failed += mmap(replaced, 16384, PROT_READ, flags, i % 2 ? -1 : program, 0) != replaced;
+    }
+    ended = 1;
+    pthread_join(thread, 0);
+    say("replaced beside a thread that reads: %d failed\n", failed);
+    close(program);
 }
 
 #define SITES 256
@@ -233,6 +265,7 @@ int main(void)
     shared_file();
     calls_in_code_that_others_execute();
     clock_of_a_running_thread();
+    replaces_what_a_thread_reads();
     forks_while_threads_compute();
     waits_beside_a_computing_thread();
     in_threads(keeps_registers, "registers");

@@ -4,6 +4,7 @@ With threads that wait and, on request, with processes that serve.
 """
 
 import json
+import mmap
 import os
 import random
 import socket
@@ -28,11 +29,37 @@ def tick():
         ticks += 1
 
 
+def filled(area):
+    """Fills it page by page, each with its number."""
+    for page in range(len(area) // 4096):
+        area[page * 4096] = page % 251
+    return area
+
+
+# Private memory that is in the image: it grows in every copy.
+GROWN_TO = [24, 64, 200, 90, 300]
+memory = filled(mmap.mmap(-1, 16 * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def grown():
+    """What of the memory is not as it was filled, after each of several mremap(2)."""
+    lost = []
+    for pages in GROWN_TO:
+        had = len(memory) // 4096
+        memory.resize(pages * 4096)
+        for page in range(pages):
+            if memory[page * 4096] != (page % 251 if page < had else 0):
+                lost.append((pages, page))
+        filled(memory)
+    memory.resize(16 * 4096)
+    return lost
+
+
 def identity():
     random.seed()
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = file.read().strip()
-    before = ticks
+    ticked = ticks
     time.sleep(0.05)
     return {
         "unique": {
@@ -47,7 +74,8 @@ def identity():
         "parent": os.getppid(),
         "time": time.time(),
         "threads": threading.active_count(),
-        "ticked": ticks - before,
+        "ticked": ticks - ticked,
+        "lost": grown(),
         "greeting": os.environ.get("GREETING"),
         "limit": open("/sys/fs/cgroup/memory.max", encoding="ascii").read().strip(),
     }

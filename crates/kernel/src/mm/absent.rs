@@ -210,24 +210,20 @@ impl AddressSpace {
     }
 }
 
-/// Moves memory of the host. Pages that were brought in are mappings of their own there, and one call
-/// moves a single mapping.
+/// Moves memory of the host; on an error nothing has moved. One call moves a part of a single mapping, and an
+/// area may have many: pages that were brought in, those of an image. So what cannot be moved as one is halved.
 fn move_part(start: u64, end: u64, distance: u64) -> Result<()> {
-    let range = |at: u64, len| GuestRange::new(at, len);
-    let len = end - start;
-    let moved = Machine::move_pages(range(start, len)?, range(start.wrapping_add(distance), len)?);
-    if moved != Err(Errno::EFAULT) || len == 4096 {
+    let range = |at: u64| GuestRange::new(at, end - start);
+    let moved = Machine::move_pages(range(start)?, range(start.wrapping_add(distance))?);
+    if moved != Err(Errno::EFAULT) || end - start == 4096 {
         return moved;
     }
-    let move_page = |from: u64, to: u64| Machine::move_pages(range(from, 4096)?, range(to, 4096)?);
-    for at in (start..end).step_by(4096) {
-        let Err(error) = move_page(at, at.wrapping_add(distance)) else { continue };
-        for moved in (start..at).step_by(4096) {
-            let _ = move_page(moved.wrapping_add(distance), moved);
-        }
-        return Err(error);
-    }
-    Ok(())
+    let middle = start + ((end - start) / 2).next_multiple_of(4096);
+    move_part(start, middle, distance)?;
+    move_part(middle, end, distance).inspect_err(|_| {
+        let back = distance.wrapping_neg();
+        let _ = move_part(start.wrapping_add(distance), middle.wrapping_add(distance), back);
+    })
 }
 
 /// The address in an area behind the last page of its file of `len` bytes.

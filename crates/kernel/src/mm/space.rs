@@ -317,9 +317,6 @@ impl AddressSpace {
             .ok_or(Errno::ENOMEM)?;
         let start = self.place(request.placement, len)?;
         let end = start + len;
-        if let Placement::Fixed(_) = request.placement {
-            self.unmap(start, len)?;
-        }
         let mut vma = Vma {
             start,
             end,
@@ -337,9 +334,20 @@ impl AddressSpace {
         if shm::is_shared_anonymous(&vma) {
             vma.offset = crate::state::kernel().shared_memory.take(len)?;
         }
+        if let Placement::Fixed(_) = request.placement {
+            self.make_room(&vma)?;
+        }
         self.map_on_host(&mut vma)?;
         self.state.borrow_mut().vmas.insert(vma);
         Ok(start)
+    }
+
+    /// Removes what a new area replaces. Other threads may use that until the new one is there (mmap(2):
+    /// `MAP_FIXED` is atomic), so memory of the host is unmapped before only where the host's new mapping
+    /// would not take its place, or somebody else may get it.
+    fn make_room(&self, vma: &Vma) -> Result<()> {
+        let is_whole = vma.upper().is_none();
+        self.remove(vma.start, vma.end, &|replaced| is_whole && !shm::is_shared_anonymous(replaced))
     }
 
     fn place(&self, placement: Placement, len: u64) -> Result<u64> {
@@ -381,13 +389,21 @@ impl AddressSpace {
     /// Removes all mappings in a range; parts that are not mapped do not matter.
     pub fn unmap(&self, start: u64, len: u64) -> Result<()> {
         let end = check_range(start, len)?;
+        self.remove(start, end, &|_| false)
+    }
+
+    /// Removes the areas of a range. The host keeps the mappings of those that `stays` says, for others that
+    /// take their place at once.
+    fn remove(&self, start: u64, end: u64, stays: &dyn Fn(&Vma) -> bool) -> Result<()> {
         self.settle();
         self.hide(start, end);
         let removed = self.state.borrow_mut().vmas.remove(start, end);
         for vma in &removed {
             recall(vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
-            Machine::unmap(vma.range()?)?;
+            if !stays(vma) {
+                Machine::unmap(vma.range()?)?;
+            }
             self.forget(vma);
         }
         self.replaced.borrow_mut().forget(start, end);
@@ -550,9 +566,8 @@ impl AddressSpace {
             // Duplicating a shared mapping needs pages that two mappings share.
             return Err(Errno::EINVAL);
         }
-        if old_end > vma.end {
-            return Err(Errno::EFAULT);
-        }
+        let parts = self.state.borrow_mut().vmas.within_one(old, old_end).ok_or(Errno::EFAULT)?;
+        let last = self.find(old_end - 1).ok_or(Errno::EFAULT)?;
         if new_len > old_len {
             limits.check(self, &vma, new_len - old_len)?;
         }
@@ -575,8 +590,8 @@ impl AddressSpace {
                 self.unmap(old + new_len, old_len - new_len)?;
                 return Ok(old);
             }
-            _ if old_end == vma.end && self.can_extend(old_end, old + new_len) => {
-                self.extend(&vma, old_end, old + new_len)?;
+            _ if old_end == last.end && self.can_extend(old_end, old + new_len) => {
+                self.extend(&last, old_end, old + new_len)?;
                 return Ok(old);
             }
             Remap::InPlace => return Err(Errno::ENOMEM),
@@ -589,17 +604,20 @@ impl AddressSpace {
         self.move_parts(&self.mapped_parts(old, old + kept), to.wrapping_sub(old))?;
         self.move_absent(old, kept, to);
         self.absent.borrow_mut().remove(old, old_end);
-        let areas = self.state.borrow_mut().vmas.remove(old, old_end);
+        self.state.borrow_mut().vmas.remove(old, old_end);
         self.replaced.borrow_mut().forget(old, old_end);
         self.note_replaced(to, to + kept, Provenance::Moved);
         if old_len > kept {
             Machine::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
         }
-        let moved = areas.into_iter().next().ok_or(Errno::EFAULT)?;
-        let moved = Vma { start: to, end: to + kept, ..moved };
-        self.state.borrow_mut().vmas.insert(moved.clone());
+        for part in parts.iter().filter(|part| part.start < old + kept) {
+            let part = part.part(old, old + kept);
+            let moved = Vma { start: part.start - old + to, end: part.end - old + to, ..part };
+            self.state.borrow_mut().vmas.insert(moved);
+        }
         if new_len > kept {
-            self.extend(&moved, to + kept, to + new_len)?;
+            let last = self.find(to + kept - 1).ok_or(Errno::EFAULT)?;
+            self.extend(&last, to + kept, to + new_len)?;
         }
         Ok(to)
     }
@@ -692,7 +710,10 @@ impl AddressSpace {
 
     /// Calls `emit` for every area, in order, as `/proc/self/maps` shows them.
     pub fn for_each_mapping(&self, emit: &mut dyn FnMut(&MappingView<'_>)) {
-        for vma in self.areas() {
+        let areas = self.areas();
+        for parts in areas.chunk_by(Vma::goes_on_in) {
+            let Some((first, last)) = parts.first().zip(parts.last()) else { continue };
+            let vma = Vma { end: last.end, ..first.clone() };
             let name: &[u8] = match &vma.file {
                 Some(file) => &file.path,
                 None if vma.flags.contains(VmaFlags::STACK) => b"[stack]",

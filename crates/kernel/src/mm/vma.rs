@@ -61,6 +61,12 @@ impl Vma {
         self.end - self.start
     }
 
+    /// The part of it that lies in a range, which overlaps it.
+    pub fn part(&self, start: u64, end: u64) -> Vma {
+        let (start, end) = (self.start.max(start), self.end.min(end));
+        Vma { start, end, offset: self.offset + (start - self.start), ..self.clone() }
+    }
+
     /// The area for a host call.
     ///
     /// # Errors
@@ -89,9 +95,15 @@ impl Vma {
     }
 
     fn can_merge_with(&self, next: &Vma) -> bool {
+        self.flags == next.flags && self.goes_on_in(next)
+    }
+
+    /// Whether an area is the rest of this one as a program sees them: they differ in nothing but where the
+    /// host has their pages from.
+    pub fn goes_on_in(&self, next: &Vma) -> bool {
         self.end == next.start
             && self.prot == next.prot
-            && self.flags == next.flags
+            && (self.flags ^ next.flags).difference(VmaFlags::FROM_IMAGE).is_empty()
             && !self.flags.contains(VmaFlags::SHARED)
             && match (&self.file, &next.file) {
                 (None, None) => true,
@@ -144,6 +156,15 @@ impl VmaMap {
             at = vma.end;
         }
         at.min(end)
+    }
+
+    /// The areas of a range, cut to it, if a program sees them as a part of one.
+    pub fn within_one(&self, start: u64, end: u64) -> Option<Vec<Vma>> {
+        let parts: Vec<Vma> =
+            self.overlapping(start, end).map(|vma| vma.part(start, end)).collect();
+        let is_one = parts.windows(2).all(|pair| pair[0].goes_on_in(&pair[1]));
+        let covers = parts.first()?.start == start && parts.last()?.end == end;
+        (is_one && covers).then_some(parts)
     }
 
     /// Adds an area to a free range, merging it with its neighbours.
@@ -273,6 +294,23 @@ mod tests {
         assert_eq!(offsets, [0x4000, 0x5000, 0x6000]);
         map.update(BASE + 0x1000, BASE + 0x2000, |v| v.prot = 1);
         assert_eq!(map.iter().count(), 1);
+    }
+
+    #[test]
+    fn an_area_of_an_image_and_what_it_has_grown_by_are_one_to_a_program() {
+        let mut map = VmaMap::default();
+        let flags = VmaFlags::FROM_IMAGE;
+        map.insert(Vma { flags, ..anonymous(BASE, BASE + 0x2000, 3) });
+        map.insert(anonymous(BASE + 0x2000, BASE + 0x4000, 3));
+        map.insert(anonymous(BASE + 0x4000, BASE + 0x5000, 1));
+        assert_eq!(map.iter().count(), 3, "what is discarded differs");
+        let parts = map.within_one(BASE + 0x1000, BASE + 0x3000).unwrap();
+        let parts: Vec<_> = parts.iter().map(|part| (part.start, part.end, part.flags)).collect();
+        let grown = (BASE + 0x2000, BASE + 0x3000, VmaFlags::empty());
+        assert_eq!(parts, [(BASE + 0x1000, BASE + 0x2000, flags), grown]);
+        assert!(map.within_one(BASE + 0x3000, BASE + 0x5000).is_none(), "another protection");
+        assert!(map.within_one(BASE - 0x1000, BASE + 0x1000).is_none(), "a hole");
+        assert!(map.within_one(BASE + 0x5000, BASE + 0x6000).is_none(), "nothing");
     }
 
     #[test]
