@@ -49,6 +49,42 @@ static void memory(void)
     say("exit %d\n", wait_for(child));
     say("parent sees %d %d %d %d %d %c\n", global, local, *heap, shared[1], private[0], page[5]);
 
+    PART("parts of shared memory in several processes");
+    enum { PAGES = 32, SIZE = 4096 };
+    char *parts = mmap(NULL, PAGES * SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (int page = 0; page < PAGES; page++)
+        parts[page * SIZE] = (char)(page + 1);
+    pid_t children[4];
+    for (int child = 0; child < 4; child++) {
+        children[child] = fork();
+        if (children[child] != 0)
+            continue;
+        /* Each keeps a part of its own, which it moves. */
+        char *own = parts + child * 8 * SIZE;
+        munmap(parts, (size_t)(own - parts));
+        munmap(own + 8 * SIZE, (size_t)(parts + PAGES * SIZE - own - 8 * SIZE));
+        own = mremap(own, 8 * SIZE, 4 * SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)0x200000000000);
+        own[SIZE] = (char)(100 + child);
+        char *fresh = mmap(NULL, 64 * SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        bool clean = own[2 * SIZE] == child * 8 + 3;
+        for (int page = 0; page < 64; page++)
+            clean &= fresh[page * SIZE] == 0;
+        memset(fresh, 7, 64 * SIZE);
+        _exit(clean ? 0 : 1);
+    }
+    for (int child = 0; child < 4; child++) {
+        int status;
+        MUST(waitpid(children[child], &status, 0));
+        say("child %d: %d, page %d, next %d\n", child, WEXITSTATUS(status), parts[child * 8 * SIZE],
+            parts[(child * 8 + 1) * SIZE]);
+    }
+    munmap(parts, PAGES * SIZE);
+    parts = mmap(NULL, PAGES * SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (int page = 0; page < PAGES; page++)
+        if (parts[page * SIZE] != 0)
+            say("page %d has old content\n", page);
+    munmap(parts, PAGES * SIZE);
+
     PART("MADV_DONTFORK, MADV_WIPEONFORK, protections");
     char *area = mmap(NULL, 4 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memset(area, 'x', 4 * 4096);

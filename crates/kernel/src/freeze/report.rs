@@ -49,7 +49,10 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
         let all = regions.iter_mut().chain(&mut others);
         all.for_each(|region| region.flags &= !REGION_WIPE);
     }
-    let shared_memory = if arena::is_shared() { shm::ranges() } else { Vec::new() };
+    let shared_memory = match arena::is_shared() {
+        true => kernel().shared_memory.ranges(),
+        false => Vec::new(),
+    };
     let processes: Vec<u32> = spaces
         .iter()
         .map(|space| space.host_process().map_or(0, |host_process| host_process.host_pid()))

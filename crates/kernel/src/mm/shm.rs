@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 use thaw_abi::layout::{ARENA_SHM, SHM_BASE, SHM_MAX};
 
 use crate::errno::{Errno, Result};
+use crate::mm::arena;
 use crate::mm::vma::{Vma, VmaFlags};
-use crate::mm::{AddressSpace, arena};
 use crate::platform::machine::{Machine, Memory, Sharing};
 use crate::platform::memory::KernelRange;
 use crate::state::kernel;
@@ -31,50 +31,112 @@ struct State {
     end: u64,
     /// Ranges before the end that are free: start and bytes.
     free: BTreeMap<u64, u64>,
+    /// Ranges in use, by their start.
+    used: BTreeMap<u64, Used>,
 }
 
-impl SharedMemory {
-    /// Takes `len` bytes of offsets, whole pages; `ENOMEM`.
-    pub fn take(&self, len: u64) -> Result<u64> {
-        let mut state = self.state.borrow_mut();
+/// A range of offsets that is in use.
+#[derive(Clone, Copy)]
+struct Used {
+    end: u64,
+    /// Number of areas that show it, in all address spaces.
+    areas: u32,
+}
+
+impl State {
+    /// Makes `at` a boundary of ranges in use.
+    fn split(&mut self, at: u64) {
+        let Some((&start, &whole)) = self.used.range(..at).next_back() else { return };
+        if at < whole.end {
+            self.used.insert(start, Used { end: at, ..whole });
+            self.used.insert(at, whole);
+        }
+    }
+
+    /// Takes the first free offsets that are enough.
+    fn allocate(&mut self, len: u64) -> Result<u64> {
         let fitting =
-            state.free.iter().find(|&(_, &free)| free >= len).map(|(&at, &free)| (at, free));
+            self.free.iter().find(|&(_, &free)| free >= len).map(|(&at, &free)| (at, free));
         if let Some((at, free)) = fitting {
-            state.free.remove(&at);
+            self.free.remove(&at);
             if free > len {
-                state.free.insert(at + len, free - len);
+                self.free.insert(at + len, free - len);
             }
             return Ok(at);
         }
-        let start = state.end;
-        let end = start.checked_add(len).filter(|&end| end <= SHM_MAX).ok_or(Errno::ENOMEM)?;
-        state.end = end;
+        let start = self.end;
+        self.end = start.checked_add(len).filter(|&end| end <= SHM_MAX).ok_or(Errno::ENOMEM)?;
         Ok(start)
+    }
+
+    /// Gives offsets back.
+    fn give_back(&mut self, start: u64, len: u64) {
+        let (mut start, mut len) = (start, len);
+        if let Some((&before, &bytes)) = self.free.range(..start).next_back()
+            && before + bytes == start
+        {
+            self.free.remove(&before);
+            (start, len) = (before, bytes + len);
+        }
+        if let Some(bytes) = self.free.remove(&(start + len)) {
+            len += bytes;
+        }
+        if start + len == self.end {
+            self.end = start;
+        } else {
+            self.free.insert(start, len);
+        }
+    }
+}
+
+impl SharedMemory {
+    /// Takes `len` bytes of offsets, whole pages, for one area; `ENOMEM`.
+    pub fn take(&self, len: u64) -> Result<u64> {
+        let mut state = self.state.borrow_mut();
+        let start = state.allocate(len)?;
+        state.used.insert(start, Used { end: start + len, areas: 1 });
+        Ok(start)
+    }
+
+    /// Notes one more area that shows a range in use.
+    fn share(&self, start: u64, end: u64) {
+        let mut state = self.state.borrow_mut();
+        state.split(start);
+        state.split(end);
+        state.used.range_mut(start..end).for_each(|(_, used)| used.areas += 1);
+    }
+
+    /// Notes that an area shows a range no more, and gives back the parts that no other one shows: start
+    /// and end.
+    fn release(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut state = self.state.borrow_mut();
+        state.split(start);
+        state.split(end);
+        state.used.range_mut(start..end).for_each(|(_, used)| used.areas -= 1);
+        let unused = state.used.range(start..end).filter(|(_, used)| used.areas == 0);
+        let unused: Vec<(u64, u64)> = unused.map(|(&start, used)| (start, used.end)).collect();
+        for &(start, end) in &unused {
+            state.used.remove(&start);
+            state.give_back(start, end - start);
+        }
+        unused
+    }
+
+    /// All ranges in use, sorted, neighbours merged.
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        let mut merged: Vec<(u64, u64)> = Vec::new();
+        for (&start, used) in &self.state.borrow_mut().used {
+            match merged.last_mut() {
+                Some(last) if start == last.1 => last.1 = used.end,
+                _ => merged.push((start, used.end)),
+            }
+        }
+        merged
     }
 
     /// The end of those in use.
     pub fn end(&self) -> u64 {
         self.state.borrow_mut().end
-    }
-
-    /// Gives offsets back.
-    pub fn give_back(&self, start: u64, len: u64) {
-        let mut state = self.state.borrow_mut();
-        let (mut start, mut len) = (start, len);
-        if let Some((&before, &bytes)) = state.free.range(..start).next_back()
-            && before + bytes == start
-        {
-            state.free.remove(&before);
-            (start, len) = (before, bytes + len);
-        }
-        if let Some(bytes) = state.free.remove(&(start + len)) {
-            len += bytes;
-        }
-        if start + len == state.end {
-            state.end = start;
-        } else {
-            state.free.insert(start, len);
-        }
     }
 }
 
@@ -94,54 +156,21 @@ pub fn map(vma: &Vma) -> Result<()> {
     }
 }
 
+/// Notes that a copy of an area shows the same memory.
+pub fn share(vma: &Vma) {
+    kernel().shared_memory.share(vma.offset, vma.offset + vma.len());
+}
+
 /// Frees the parts of a removed area that nobody maps any more.
 pub fn release(vma: &Vma) {
-    let mut parts = alloc::vec![(vma.offset, vma.offset + vma.len())];
-    for (start, end) in ranges() {
-        parts = parts.into_iter().flat_map(|part| cut(part, (start, end))).collect();
-    }
-    for (start, end) in parts {
+    for (start, end) in kernel().shared_memory.release(vma.offset, vma.offset + vma.len()) {
         if arena::is_shared() {
             // SAFETY: the kernel refers to no value in the shared memory of the guest.
             let pages = unsafe { KernelRange::new(SHM_BASE + start, end - start) };
             // Memory that cannot be freed now is freed with the sandbox.
             let _ = Machine::remove(pages);
         }
-        kernel().shared_memory.give_back(start, end - start);
     }
-}
-
-/// Frees what nobody maps any more of the areas of a space whose last process has ended, or has left
-/// it.
-pub fn release_all(space: &AddressSpace) {
-    space.shared_anonymous().iter().for_each(release);
-}
-
-/// What is left of a range without another.
-fn cut((start, end): (u64, u64), (from, to): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
-    let before = (start, end.min(from));
-    let behind = (start.max(to), end);
-    let parts = if to <= start || end <= from { [(start, end), (0, 0)] } else { [before, behind] };
-    parts.into_iter().filter(|(start, end)| start < end)
-}
-
-/// All ranges of offsets that some process maps, sorted, neighbours merged.
-pub fn ranges() -> Vec<(u64, u64)> {
-    let mut found: Vec<(u64, u64)> = Vec::new();
-    for space in kernel().tasks.spaces() {
-        for vma in space.areas().iter().filter(|vma| is_shared_anonymous(vma)) {
-            found.push((vma.offset, vma.offset + vma.len()));
-        }
-    }
-    found.sort_unstable();
-    let mut merged: Vec<(u64, u64)> = Vec::new();
-    for (start, end) in found {
-        match merged.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    merged
 }
 
 #[cfg(test)]
@@ -154,8 +183,8 @@ mod tests {
         let first = memory.take(0x3000).unwrap();
         let second = memory.take(0x1000).unwrap();
         assert_eq!((first, second), (0, 0x3000));
-        memory.give_back(first, 0x1000);
-        memory.give_back(first + 0x1000, 0x2000);
+        assert_eq!(memory.release(0, 0x1000), [(0, 0x1000)]);
+        assert_eq!(memory.release(0x1000, 0x3000), [(0x1000, 0x3000)]);
         assert_eq!(memory.take(0x2000), Ok(0));
         assert_eq!(memory.take(0x2000), Ok(0x4000));
         assert_eq!(memory.take(0x1000), Ok(0x2000));
@@ -163,11 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_cut() {
-        let left = |part, by| cut(part, by).collect::<Vec<_>>();
-        assert_eq!(left((2, 8), (4, 6)), [(2, 4), (6, 8)]);
-        assert_eq!(left((2, 8), (0, 6)), [(6, 8)]);
-        assert_eq!(left((2, 8), (0, 9)), []);
-        assert_eq!(left((2, 8), (8, 9)), [(2, 8)]);
+    fn memory_is_free_when_the_last_area_that_shows_it_has_gone() {
+        let memory = SharedMemory::default();
+        memory.take(0x4000).unwrap();
+        memory.share(0, 0x4000);
+        memory.share(0x1000, 0x2000);
+        assert_eq!(memory.release(0x1000, 0x4000), []);
+        assert_eq!(memory.release(0, 0x4000), [(0, 0x1000), (0x2000, 0x4000)]);
+        assert_eq!(memory.ranges(), [(0x1000, 0x2000)]);
+        assert_eq!(memory.take(0x1000), Ok(0));
+        assert_eq!(memory.ranges(), [(0, 0x2000)]);
+        assert_eq!(memory.release(0x1000, 0x2000), [(0x1000, 0x2000)]);
+        assert_eq!(memory.end(), 0x1000);
     }
 }

@@ -89,6 +89,7 @@ impl Drop for AddressSpace {
         for &page in self.shown.borrow_mut().values() {
             crate::state::kernel().pages.borrow_mut().release(page);
         }
+        self.release_shared();
     }
 }
 
@@ -199,6 +200,7 @@ impl AddressSpace {
             state.vmas.update(0, GUEST_MAX, |vma| vma.flags.remove(VmaFlags::LOCKED));
         }
         let mut copy = Self::with(state);
+        copy.shared_anonymous().iter().for_each(shm::share);
         copy.gate = self.gate.copy();
         copy.absent = KernelCell::new(absent);
         for (&address, &page) in self.shown.borrow_mut().iter() {
@@ -267,6 +269,15 @@ impl AddressSpace {
         state.vmas.iter().filter(|vma| shm::is_shared_anonymous(vma)).cloned().collect()
     }
 
+    /// Frees what nobody else maps of the shared anonymous memory, when the last process has ended or has left
+    /// this memory.
+    pub fn release_shared(&self) {
+        for vma in self.shared_anonymous() {
+            self.state.borrow_mut().vmas.remove(vma.start, vma.end);
+            shm::release(&vma);
+        }
+    }
+
     /// Sets where mappings without a fixed address go: below `mmap_top`.
     pub fn set_mmap_top(&self, mmap_top: u64) {
         self.state.borrow_mut().mmap_top = mmap_top;
@@ -331,15 +342,24 @@ impl AddressSpace {
         if vma.file.as_ref().is_some_and(|file| matches!(file.source, MmapSource::Zero)) {
             vma.file = None;
         }
-        if shm::is_shared_anonymous(&vma) {
-            vma.offset = crate::state::kernel().shared_memory.take(len)?;
-        }
-        if let Placement::Fixed(_) = request.placement {
-            self.make_room(&vma)?;
-        }
-        self.map_on_host(&mut vma)?;
-        self.state.borrow_mut().vmas.insert(vma);
+        self.add(vma, matches!(request.placement, Placement::Fixed(_)))?;
         Ok(start)
+    }
+
+    /// Maps a new area, which replaces what is there, or comes where nothing is.
+    fn add(&self, mut vma: Vma, replaces: bool) -> Result<()> {
+        let is_shared_anonymous = shm::is_shared_anonymous(&vma);
+        if is_shared_anonymous {
+            vma.offset = crate::state::kernel().shared_memory.take(vma.len())?;
+        }
+        let room = if replaces { self.make_room(&vma) } else { Ok(()) };
+        let mapped = room.and_then(|()| self.map_on_host(&mut vma));
+        if mapped.is_err() && is_shared_anonymous {
+            shm::release(&vma);
+        }
+        mapped?;
+        self.state.borrow_mut().vmas.insert(vma);
+        Ok(())
     }
 
     /// Removes what a new area replaces. Other threads may use that until the new one is there (mmap(2):
@@ -610,10 +630,15 @@ impl AddressSpace {
         if old_len > kept {
             Machine::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
         }
-        for part in parts.iter().filter(|part| part.start < old + kept) {
-            let part = part.part(old, old + kept);
-            let moved = Vma { start: part.start - old + to, end: part.end - old + to, ..part };
-            self.state.borrow_mut().vmas.insert(moved);
+        for part in parts {
+            if part.start < old + kept {
+                let part = part.part(old, old + kept);
+                let moved = Vma { start: part.start - old + to, end: part.end - old + to, ..part };
+                self.state.borrow_mut().vmas.insert(moved);
+            }
+            if part.end > old + kept {
+                self.forget(&part.part(old + kept, old_end));
+            }
         }
         if new_len > kept {
             let last = self.find(to + kept - 1).ok_or(Errno::EFAULT)?;
@@ -628,15 +653,9 @@ impl AddressSpace {
 
     /// Lets an area grow: more of the same file, or zeros.
     fn extend(&self, vma: &Vma, from: u64, to: u64) -> Result<()> {
-        let mut more =
-            Vma { start: from, end: to, offset: vma.offset + (from - vma.start), ..vma.clone() };
-        if shm::is_shared_anonymous(&more) {
-            // What lies behind the old offsets belongs to others.
-            more.offset = crate::state::kernel().shared_memory.take(more.len())?;
-        }
-        self.map_on_host(&mut more)?;
-        self.state.borrow_mut().vmas.insert(more);
-        Ok(())
+        // Of shared anonymous memory, what lies behind the old offsets belongs to others.
+        let offset = vma.offset + (from - vma.start);
+        self.add(Vma { start: from, end: to, offset, ..vma.clone() }, false)
     }
 
     /// `MADV_DONTNEED` and `MADV_FREE`: anonymous memory reads as zeros again,

@@ -12,7 +12,6 @@ use super::signal::{self, Signal, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, scheduler};
 use crate::host::control;
-use crate::mm::shm;
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
 use crate::task::wait::Events;
@@ -123,7 +122,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     process.mm().detach();
     process.life.set(Life::Zombie(status));
     if process.mm().users() == 0 {
-        shm::release_all(&process.mm());
+        process.mm().release_shared();
     }
     above().process_ended(process);
     let children = leave_children(process);

@@ -1,7 +1,7 @@
 //! Processes: what the threads of one program share, and how processes are
 //! related.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Deref;
@@ -123,14 +123,13 @@ impl Tasks {
     /// The address spaces of all living processes, each once, that of the first
     /// process first.
     pub fn spaces(&self) -> Vec<Arc<Space>> {
-        let mut spaces: Vec<Arc<Space>> = Vec::new();
-        for process in self.processes.borrow_mut().values().filter(|process| !process.is_zombie()) {
-            let space = process.mm();
-            if !spaces.iter().any(|known| Arc::ptr_eq(known, &space)) {
-                spaces.push(space);
-            }
-        }
-        spaces
+        let mut known = BTreeSet::new();
+        let processes = self.processes.borrow_mut();
+        let living = processes.values().filter(|process| !process.is_zombie());
+        living
+            .map(|process| process.mm())
+            .filter(|space| known.insert(Arc::as_ptr(space)))
+            .collect()
     }
 }
 

@@ -131,10 +131,9 @@ impl Segment {
     }
 
     /// Number of areas that show it, in all processes (`shm_nattch`).
-    pub fn attachments(&self) -> usize {
-        let spaces = kernel().tasks.spaces();
-        let areas = spaces.iter().flat_map(|space| space.areas());
-        areas.filter(|vma| self.is_shown_by(vma)).count()
+    pub fn attachments(&self) -> u64 {
+        let count = |vma: &Vma| u64::from(self.is_shown_by(vma));
+        kernel().tasks.spaces().iter().map(|space| space.sum(&count)).sum()
     }
 
     /// Notes that a process has attached it.

@@ -33,7 +33,7 @@ use super::hooks::above;
 use super::thread::Thread;
 use super::{Space, freeze_request, scheduler};
 use crate::host::{control, phases};
-use crate::mm::{arena, populate, shm};
+use crate::mm::{arena, populate};
 use crate::platform::boot_area::of_process;
 use crate::platform::kernel_lock;
 use crate::platform::machine::{Clocks, Forked, HostFiles, Machine, Processes, Threads, Vcpus};
@@ -173,7 +173,7 @@ pub fn go_on() {
 /// The last process of a space has left it for another one: its host process looks whether it is
 /// needed.
 fn wake_to_retire(space: &Space) {
-    shm::release_all(space);
+    space.release_shared();
     if let Some(host_process) = space.host_process() {
         wake_idle(host_process);
     }

@@ -219,7 +219,7 @@ fn status(id: i32, segment: &Segment) -> Status {
         times_s: state.times_s,
         creator: segment.creator.number(),
         last_pid: state.last_pid,
-        attachments: segment.attachments() as u64,
+        attachments: segment.attachments(),
         unused: [0; 2],
     }
 }
