@@ -370,6 +370,14 @@ int main(int argc, char **argv)
     map = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     IS(map != MAP_FAILED && map[5000] == 0);
     map[5000] = 1;
+    for (int device = 0; device < 4; device++) {
+        fd = MUST(open((const char *[]){"/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"}[device], O_RDWR));
+        TRY(lseek(fd, 5, SEEK_SET));
+        TRY(lseek(fd, -5, SEEK_CUR));
+        TRY(lseek(fd, -(1L << 62), SEEK_END));
+        TRY(lseek(fd, 0, 77));
+        close(fd);
+    }
     fd = MUST(open("/dev/null", O_WRONLY | O_TRUNC | O_CREAT, 0644));
     TRY(write(fd, "gone", 4));
     TRY(open("/dev/null/x", O_RDONLY));

@@ -23,6 +23,27 @@ use crate::task::wait::WaitQueue;
 /// Bytes moved between two looks at the queues.
 const CHUNK: usize = 256;
 
+/// Takes bytes as long as `take` takes all of a chunk; it returns how many it has taken. Returns the bytes
+/// taken; `EAGAIN` if that is none.
+fn take_while(source: &mut Source<'_>, mut take: impl FnMut(&[u8]) -> usize) -> Result<usize> {
+    let mut done = 0;
+    while source.remaining() > 0 {
+        let mut chunk = [0; CHUNK];
+        let count = match source.peek(&mut chunk) {
+            Ok(count) => count,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        };
+        let taken = take(&chunk[..count]);
+        source.advance(taken);
+        done += taken;
+        if taken < count {
+            break;
+        }
+    }
+    if done == 0 && source.remaining() > 0 { Err(Errno::EAGAIN) } else { Ok(done) }
+}
+
 /// A pseudo terminal.
 pub struct Pty {
     /// Its number: the name of the slave in `/dev/pts`.
@@ -182,24 +203,9 @@ impl File for Master {
     }
 
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
-        let mut done = 0;
-        while source.remaining() > 0 {
-            let mut chunk = [0; CHUNK];
-            let count = match source.peek(&mut chunk) {
-                Ok(count) => count,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            };
-            let taken = chunk[..count].iter().take_while(|&&byte| self.receive(byte)).count();
-            source.advance(taken);
-            done += taken;
-            if taken < count {
-                break;
-            }
-        }
-        if done == 0 && source.remaining() > 0 {
-            return Err(Errno::EAGAIN);
-        }
+        let done = take_while(source, |chunk| {
+            chunk.iter().take_while(|&&byte| self.receive(byte)).count()
+        })?;
         self.pty.wake();
         Ok(done)
     }
@@ -323,27 +329,10 @@ impl File for Slave {
         if self.pty.discipline.borrow_mut().termios.has_local(TOSTOP) {
             job::check_change(&self.pty.job)?;
         }
-        let mut done = 0;
-        while source.remaining() > 0 {
-            let mut chunk = [0; CHUNK];
-            let count = match source.peek(&mut chunk) {
-                Ok(count) => count,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            };
-            let taken = {
-                let mut discipline = self.pty.discipline.borrow_mut();
-                chunk[..count].iter().take_while(|&&byte| discipline.send(byte)).count()
-            };
-            source.advance(taken);
-            done += taken;
-            if taken < count {
-                break;
-            }
-        }
-        if done == 0 && source.remaining() > 0 {
-            return Err(Errno::EAGAIN);
-        }
+        let done = take_while(source, |chunk| {
+            let mut discipline = self.pty.discipline.borrow_mut();
+            chunk.iter().take_while(|&&byte| discipline.send(byte)).count()
+        })?;
         self.pty.master_queue.wake_all(Events::IN | Events::RDNORM);
         Ok(done)
     }
