@@ -379,6 +379,57 @@ fn build_writer(home: &Path, name: &str, mib: u32, limits: &str) {
     run(thaw().env("THAW_HOME", home).arg("build").arg(directory.path())).success();
 }
 
+/// Builds the processes that read clocks.
+fn build_clocks(home: &Path) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = repository().join("tests/guest/functions/clocks.c");
+    fs::copy(program, directory.path().join("app.c")).expect("a program");
+    let text = "name = \"clocks\"\ncommand = [\"/app/app\"]\nport = 8080\nisolation = \"instance\"\n\
+         files = [{ from = \"app\", to = \"/app/app\" }]\n\
+         [limits]\ninstances = 12\nkeep_alive = \"10m\"\n[runtime]\nkind = \"binary\"\n\
+         [build]\ncommand = [\"cc\", \"-O2\", \"-static\", \"-o\", \"app\", \"app.c\"]\n";
+    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+    run(thaw().env("THAW_HOME", home).arg("build").arg(directory.path())).success();
+}
+
+/// Waits until every process has gone on to read its clock: none has ended, and no clock has gone backwards.
+#[track_caller]
+fn clocks_are_read(daemon: &Daemon, instance: u64) {
+    let counts = || {
+        let said = ask(daemon, "clocks", instance, "/");
+        assert_eq!(said["ended"], 0, "{instance}: {said}");
+        said["counts"].as_array().expect("counts").iter().map(Value::as_u64).collect::<Vec<_>>()
+    };
+    let before = counts();
+    wait_until("all read their clocks", || {
+        counts().iter().zip(&before).all(|(now, was)| now > was)
+    });
+}
+
+/// The code of the host that reads clocks is somewhere else in a host process that another daemon has made.
+#[test]
+fn programs_that_are_reading_clocks_go_on_in_copies_and_under_another_daemon() {
+    let home = built_home("copies-clocks", &[]);
+    build_clocks(&home);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let mut instance = begin(&daemon, "clocks");
+    clocks_are_read(&daemon, instance);
+    for copy in fork(&daemon, instance, 4) {
+        clocks_are_read(&daemon, copy);
+    }
+    checkpoint(&daemon, instance, "reading-0");
+    clocks_are_read(&daemon, instance);
+    daemon.stop();
+    // What is restored has an offset of its clocks; the next one is made of that.
+    for generation in 0..3 {
+        let daemon = Daemon::start(&home, &DaemonOptions::default());
+        instance = restore(&daemon, &format!("reading-{generation}"));
+        clocks_are_read(&daemon, instance);
+        checkpoint(&daemon, instance, &format!("reading-{}", generation + 1));
+        daemon.stop();
+    }
+}
+
 /// Waits until the writer has gone through all of its memory, and finds nothing wrong with it.
 #[track_caller]
 fn is_consistent(daemon: &Daemon, function: &str, instance: u64) {

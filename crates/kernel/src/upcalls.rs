@@ -59,6 +59,10 @@ impl Upcalls for Kernel {
         lazy::map_page(address) || may_page_in && shared::page_in(&own_space(), address, code)
     }
 
+    fn is_in_vdso(&self, address: u64) -> bool {
+        own_space().is_in_vdso(address)
+    }
+
     fn before_return(&self, frame: &Frame) {
         signal::before_return(frame);
     }

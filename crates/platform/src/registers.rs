@@ -59,6 +59,8 @@ pub const USER_SS: u64 = 0x2b;
 pub const ALIGNMENT_CHECK: u64 = 1 << 18;
 /// Flag with which the processor traps after every instruction (`TF`).
 pub const TRAP_FLAG: u64 = 1 << 8;
+/// Trap number of a step (`#DB`).
+pub const DEBUG_EXCEPTION: u64 = 1;
 /// Flags of a new thread: interrupts enabled, as user code always sees them.
 pub const INITIAL_RFLAGS: u64 = 0x202;
 
@@ -271,6 +273,8 @@ impl MachineContext {
     }
 }
 
+/// A breakpoint, or a step.
+pub const SIGTRAP: u32 = 5;
 /// Memory is not there (`si_signo` of a fault).
 pub const SIGBUS: u32 = 7;
 /// Memory is not there, or must not be used so.

@@ -31,6 +31,9 @@ pub trait Upcalls: Sync {
     /// memory that shows a page of a file may be mapped only if `may_page_in`.
     fn map_missing(&self, address: u64, code: i32, may_page_in: bool) -> bool;
 
+    /// Whether an address is in the vdso that the running thread's program has. With the kernel lock.
+    fn is_in_vdso(&self, address: u64) -> bool;
+
     /// The running thread is about to return to the guest, and its
     /// [`crate::machine::ThreadState::needs_attention`] was called. Called again for as
     /// long as it is. With the kernel lock.

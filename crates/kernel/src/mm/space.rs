@@ -722,6 +722,12 @@ impl AddressSpace {
         self.state.borrow_mut().vmas.find(address).cloned()
     }
 
+    /// Whether an address is in the vdso.
+    pub fn is_in_vdso(&self, address: u64) -> bool {
+        let state = self.state.borrow_mut();
+        state.vmas.find(address).is_some_and(|vma| vma.flags.contains(VmaFlags::VDSO))
+    }
+
     /// All areas.
     pub fn areas(&self) -> Vec<Vma> {
         self.state.borrow_mut().vmas.iter().cloned().collect()

@@ -298,6 +298,13 @@ pub fn resumable(rip: u64) -> u64 {
     }
 }
 
+/// Whether `rip` is where the direct entry still runs on the guest's stack, or where a system call goes on that
+/// was interrupted there.
+pub fn is_in_guest_part(rip: u64) -> bool {
+    (&raw const thaw_syscall_entry as u64..&raw const thaw_syscall_entry_flags as u64)
+        .contains(&rip)
+}
+
 /// Whether a fault at `rip` means that the direct entry is closed to a system call: its
 /// word of the block was another one, or not there at all.
 pub fn is_at_closed_entry(rip: u64) -> bool {

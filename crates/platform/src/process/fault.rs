@@ -15,21 +15,18 @@ use crate::boot_area::{TWIN_TO_BE, of_process};
 use crate::errno::Result;
 use crate::machine::{ThreadState, Threads};
 use crate::registers::{
-    Frame, MachineContext, RETURN_FULL, SIGBUS, SIGSEGV, TRAP_FLAG, TrapFrame, is_memory_fault,
+    DEBUG_EXCEPTION, Frame, MachineContext, RETURN_FULL, SIGBUS, SIGSEGV, SIGTRAP, TRAP_FLAG,
+    TrapFrame, is_memory_fault,
 };
 use crate::thread::KERNEL_STACK_SIZE;
 use crate::upcalls::Ended;
 use crate::{kernel_lock, upcalls};
 
 const SIGILL: u32 = 4;
-const SIGTRAP: u32 = 5;
 const SIGFPE: u32 = 8;
 const SIGPIPE: u32 = 13;
 const SIGCHLD: u32 = 17;
 const SIGSYS: u32 = 31;
-
-/// Trap number of a step (`#DB`).
-const DEBUG_EXCEPTION: u64 = 1;
 
 /// `siginfo_t`, as far as faults use it.
 #[repr(C)]
@@ -307,10 +304,17 @@ fn frame_of(signal: u32, info: &HostSignalInfo, context: &MachineContext, rip: u
 pub(crate) extern "C" fn handle(frame: &Frame) {
     kernel_lock::acquire();
     // SAFETY: the running thread lives as long as it runs.
-    if let Some(thread) = unsafe { vcpu::block().thread.get().as_ref() } {
+    let thread = unsafe { vcpu::block().thread.get().as_ref() };
+    let mut has_stepped = false;
+    if let Some(thread) = thread {
         HostProcesses::keep_own_gs(thread);
+        has_stepped = thread.leaving.end_step(frame);
+        if has_stepped {
+            thread.needs_attention();
+        }
     }
     match frame.signal() {
+        SIGTRAP if has_stepped && frame.trap() == DEBUG_EXCEPTION => {}
         SIGSYS => {
             // As the real instruction would leave them.
             frame.set_rcx(frame.rip());

@@ -9,6 +9,7 @@ mod fault;
 mod files;
 mod filter;
 mod gate;
+mod host_code;
 mod memory;
 mod processes;
 mod segment;

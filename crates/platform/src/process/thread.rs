@@ -3,6 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use super::host_code::Leaving;
 use super::vcpu::{self, ENTRY_OPEN, VcpuBlock, block};
 use super::{HostProcesses, entry, fault, switch};
 use crate::errno::Result;
@@ -26,6 +27,8 @@ pub struct ThreadContext {
     /// Stack pointer of the kernel while the thread does not run.
     stack_pointer: AtomicU64,
     stack: KernelStack,
+    /// Its way out of reading a clock.
+    pub(super) leaving: Leaving,
 }
 
 /// For the entry code.
@@ -48,6 +51,7 @@ impl ThreadState for ThreadContext {
             fpu: KernelCell::new(FpuState::initial()),
             stack_pointer: AtomicU64::new(0),
             stack,
+            leaving: Leaving::new(),
         };
         let at = context.frame_address();
         // SAFETY: the new stack is unused; the frame lies at its top and what the first
@@ -249,7 +253,13 @@ pub(super) extern "C" fn begin(_frame: &Frame) {
 /// The way out calls this for as long as the thread needs attention.
 pub(super) extern "C" fn attend(frame: &Frame) {
     kernel_lock::acquire();
-    crate::upcalls::kernel().before_return(frame);
+    let kernel = crate::upcalls::kernel();
+    // SAFETY: the running thread lives as long as it runs.
+    let thread = unsafe { block().thread.get().as_ref() };
+    match thread.filter(|thread| thread.leaving.steps(frame, kernel.is_in_vdso(frame.rip()))) {
+        Some(thread) => thread.attended(),
+        None => kernel.before_return(frame),
+    }
     kernel_lock::release();
 }
 
