@@ -247,6 +247,26 @@ fn hibernated_instances_are_copied_and_go_on() {
     }
 }
 
+/// What a program has mapped since it woke up is not in the swap file, and what it has not touched of that is
+/// zero: nobody reads a hundred gigabytes to find that out.
+#[test]
+fn what_was_reserved_after_a_wake_is_copied_without_being_read() {
+    let daemon = Daemon::start(&home("copies-reserved", "quiet"), &DaemonOptions::default());
+    let original = begin(&daemon, "quiet");
+    for round in 1..3 {
+        hibernate(&daemon, original);
+        ask(&daemon, "quiet", original, "/reserve");
+        let name = format!("reserved-{round}");
+        checkpoint(&daemon, original, &name);
+        let expected: Vec<u64> = (1..=round).collect();
+        for instance in [fork(&daemon, original, 1)[0], restore(&daemon, &name), original] {
+            let said = ask(&daemon, "quiet", instance, "/");
+            assert_eq!(said["reserved"], serde_json::json!(expected), "{said}");
+            assert_eq!(said["heap"], true, "{said}");
+        }
+    }
+}
+
 #[test]
 fn kills_while_copies_are_made_leave_nothing_behind() {
     let daemon = Daemon::start(&home("copies-killed", "quiet"), &DaemonOptions::default());

@@ -14,7 +14,6 @@
 #![allow(unsafe_code)]
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{
     AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_TIMER, AWAKE_UNANSWERED, Awake, Hibernate, MSG_FAILED,
@@ -41,13 +40,10 @@ use crate::state::kernel;
 use crate::task::{host_poll, host_process};
 use crate::time::timer;
 
-/// Memory may come from a swap file since the sandbox has been hibernated.
-static HAS_BEEN: AtomicBool = AtomicBool::new(false);
-
 /// Whether the sandbox has been hibernated in this boot, so that pages that are not present may
 /// have content.
 pub fn has_been_hibernated() -> bool {
-    HAS_BEEN.load(Relaxed)
+    swap::epoch() > 0
 }
 
 /// What ends a rest or a hibernation. It is outside of all saved memory.
@@ -239,7 +235,6 @@ fn image_depth(command: &Hibernate) -> Option<u32> {
 fn hibernate(command: &Hibernate, file: HostFd, gate: Option<&Gate>, awaited: &Awaited) -> Woken {
     lazy::replace_files(file, image_depth(command));
     swap::note(command);
-    HAS_BEEN.store(true, Relaxed);
     let given_up = swap::is_whole().and_then(|()| give_up_memory());
     if !given_up.unwrap_or_else(|error| fail("its memory cannot be given up", error)) {
         return Woken::by(AWAKE_UNANSWERED);

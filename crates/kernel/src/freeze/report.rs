@@ -155,23 +155,23 @@ fn add_space(
             continue;
         }
         let whole = guest_region(&vma, strings);
-        let parts = space.provenance(&vma).into_iter().flat_map(|(start, end, provenance)| {
+        let is_awake = hibernate::has_been_hibernated();
+        let parts = if is_awake { space.provenance_awake(&vma) } else { space.provenance(&vma) };
+        let parts = parts.into_iter().flat_map(|(start, end, provenance)| {
             let present = space.present(start, end).into_iter();
             present.map(move |(start, end)| (start, end, provenance))
         });
         for (start, end, provenance) in parts {
             let part = FrozenRegion { space: number, ..part_of(&whole, start, end) };
-            if hibernate::has_been_hibernated() {
-                // Nobody notes what was moved in a sandbox that is no copy of an image.
-                let is_noted = kernel().generation.get() > 0 && provenance != Provenance::Moved;
-                let planned = if is_noted { plans.within(space, start, end) } else { Vec::new() };
-                add_awake(regions, &part, &planned);
-                continue;
+            match provenance {
+                Provenance::Image if is_awake => {
+                    add_awake(regions, &part, &plans.within(space, start, end));
+                }
+                _ => regions.push(FrozenRegion {
+                    flags: part.flags | flags_of(provenance, part.flags),
+                    ..part
+                }),
             }
-            regions.push(FrozenRegion {
-                flags: part.flags | flags_of(provenance, part.flags),
-                ..part
-            });
         }
     }
 }

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 /// Where the pages of a range come from if nobody has written them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provenance {
-    /// From the image, at these addresses.
+    /// From the image, or the swap file, at these addresses.
     Image,
     /// From the file that was mapped, or they are zeros.
     Mapped,

@@ -12,6 +12,7 @@ use super::backing::FileBacking;
 use super::limits::GrowthLimits;
 use super::provenance::{ImageNumbers, Provenance, Replaced};
 use super::shm;
+use super::swap;
 use super::vma::{Vma, VmaFlags, VmaMap};
 use crate::errno::{Errno, Result};
 use crate::io::Sink;
@@ -76,6 +77,8 @@ pub struct AddressSpace {
     left_out: KernelCell<Vec<(u64, u64)>>,
     /// What is not mapped as a thaw has mapped it.
     replaced: KernelCell<Replaced>,
+    /// What is not mapped as it was when the sandbox was hibernated last.
+    replaced_awake: KernelCell<Replaced>,
     /// Its number in images.
     image_numbers: KernelCell<ImageNumbers>,
     /// What is known of code that has asked for the process id after a thaw.
@@ -164,6 +167,7 @@ impl AddressSpace {
             stale: KernelCell::default(),
             left_out: KernelCell::default(),
             replaced: KernelCell::default(),
+            replaced_awake: KernelCell::default(),
             image_numbers: KernelCell::default(),
             generator_callers: KnownCallers::default(),
             gate: Gate::default(),
@@ -210,6 +214,7 @@ impl AddressSpace {
         }
         copy.left_out = KernelCell::new(left_out);
         copy.replaced = KernelCell::new(self.replaced.borrow_mut().clone());
+        copy.replaced_awake = KernelCell::new(self.replaced_awake.borrow_mut().clone());
         copy.image_numbers = KernelCell::new(*self.image_numbers.borrow_mut());
         Ok(copy)
     }
@@ -306,7 +311,7 @@ impl AddressSpace {
             Machine::unmap(vma.range()?)?;
             self.forget(&vma);
         }
-        self.replaced.borrow_mut().forget(0, GUEST_MAX);
+        self.forget_provenance(0, GUEST_MAX);
         self.absent.borrow_mut().remove(0, GUEST_MAX);
         Ok(())
     }
@@ -426,7 +431,7 @@ impl AddressSpace {
             }
             self.forget(vma);
         }
-        self.replaced.borrow_mut().forget(start, end);
+        self.forget_provenance(start, end);
         self.absent.borrow_mut().remove(start, end);
         Ok(())
     }
@@ -446,11 +451,23 @@ impl AddressSpace {
     pub fn note_replaced(&self, start: u64, end: u64, provenance: Provenance) {
         let generation = crate::state::generation();
         self.replaced.borrow_mut().note(generation, start, end, provenance);
+        self.replaced_awake.borrow_mut().note(swap::epoch(), start, end, provenance);
+    }
+
+    fn forget_provenance(&self, start: u64, end: u64) {
+        self.replaced.borrow_mut().forget(start, end);
+        self.replaced_awake.borrow_mut().forget(start, end);
     }
 
     /// The parts of an area, in order: start, end and where their pages come from.
     pub fn provenance(&self, vma: &Vma) -> Vec<(u64, u64, Provenance)> {
         self.replaced.borrow_mut().parts(crate::state::generation(), vma.start, vma.end)
+    }
+
+    /// The parts of an area of a sandbox that has been hibernated in this boot, as [`AddressSpace::provenance`],
+    /// with the swap file in the image's place.
+    pub fn provenance_awake(&self, vma: &Vma) -> Vec<(u64, u64, Provenance)> {
+        self.replaced_awake.borrow_mut().parts(swap::epoch(), vma.start, vma.end)
     }
 
     /// Its number in the image that the sandbox is a copy of, if it was in that.
@@ -625,7 +642,7 @@ impl AddressSpace {
         self.move_absent(old, kept, to);
         self.absent.borrow_mut().remove(old, old_end);
         self.state.borrow_mut().vmas.remove(old, old_end);
-        self.replaced.borrow_mut().forget(old, old_end);
+        self.forget_provenance(old, old_end);
         self.note_replaced(to, to + kept, Provenance::Moved);
         if old_len > kept {
             Machine::unmap(GuestRange::new(old + kept, old_len - kept)?)?;

@@ -31,12 +31,25 @@ static TABLE_LEN: AtomicU32 = AtomicU32::new(0);
 /// Bytes of the file.
 static FILE_LEN: AtomicU64 = AtomicU64::new(0);
 
+/// How often the sandbox has been hibernated in this boot.
+static TIMES: AtomicU32 = AtomicU32::new(0);
+
 /// Notes what the file is that memory is taken back from, all of it in the kernel's variables,
 /// which stay.
 pub fn note(command: &Hibernate) {
+    TIMES.fetch_add(1, Relaxed);
     TABLE_AT.store(command.mappings_at, Relaxed);
     TABLE_LEN.store(command.mapping_count, Relaxed);
     FILE_LEN.store(command.file_len, Relaxed);
+}
+
+/// A number of the time since the sandbox was hibernated last, which none of its copies has; 0 if it was not in
+/// this boot. From then on, memory may come from a swap file.
+pub fn epoch() -> u64 {
+    match TIMES.load(Relaxed) {
+        0 => 0,
+        times => crate::state::generation() << 32 | u64::from(times),
+    }
 }
 
 /// An error if the file is shorter than it was: a touch of what is missing would end the

@@ -2,11 +2,13 @@
 
   GET /            what it has, as JSON
   GET /write?TEXT  keeps TEXT in memory, in a file, and on its way through a pipe
+  GET /reserve     reserves much more memory than there is, and keeps a byte in it
   GET /worker      the same as /, after a question to another process, if there is one
 """
 
 import http.server
 import json
+import mmap
 import os
 import socket
 import sys
@@ -18,7 +20,18 @@ state = {"requests": 0, "spins": 0, "ticks": 0, "echoes": 0, "text": ""}
 pipe = os.pipe()
 mine, its = socket.socketpair()
 heap = [bytearray(os.urandom(4096)) for _ in range(2000)]
+reserved = []
 heap_sum = sum(sum(page) for page in heap)
+
+
+RESERVED = 100 << 30
+
+
+def reserve():
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    area = mmap.mmap(-1, RESERVED, flags=flags)
+    area[RESERVED // 2] = len(reserved) + 1
+    reserved.append(area)
 
 
 def spin():
@@ -82,6 +95,8 @@ class Server(http.server.BaseHTTPRequestHandler):
                 file.write(text)
             os.write(pipe[1], text.encode())
         said = dict(state)
+        if path == "/reserve":
+            reserve()
         if path == "/worker":
             said["asked"] = ask()
         if path == "/read":
@@ -92,6 +107,7 @@ class Server(http.server.BaseHTTPRequestHandler):
             said["boot_id"] = file.read()
         said["random"] = uuid.uuid4().hex
         said["monotonic"] = time.monotonic()
+        said["reserved"] = [area[RESERVED // 2] for area in reserved]
         said["heap"] = sum(sum(page) for page in heap) == heap_sum
         body = json.dumps(said).encode()
         self.send_response(200)
