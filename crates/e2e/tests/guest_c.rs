@@ -32,7 +32,7 @@ same! {
     scheduling, segments, signal_restart, signal_threads, sites, socket_diagnosis, socket_tables, sockets_datagram, sockets_inet, sockets_local,
     sockets_messages,
     sockets_urgent, splices, start, sysv_memory, sysv_messages, sysv_semaphores, thread_ends,
-    threads, timers, waits,
+    threads, timers, unshares, waits,
 }
 
 /// Ways to end; each must look the same from outside.

@@ -424,6 +424,13 @@ pub const ENTRIES: &[Entry] = &[
     call!(231, tasks::exit_group, Full),
     call!(234, tasks::signals::tgkill, Full),
     call!(247, tasks::waitid, Partial("usage as getrusage")),
+    call!(
+        272,
+        tasks::clone::unshare,
+        Partial(
+            "no new namespaces (EPERM); one thread of several cannot leave files and directories"
+        )
+    ),
     call!(273, tasks::set_robust_list, Full),
     call!(274, tasks::get_robust_list, Full),
     call!(302, tasks::prlimit64, Full),

@@ -79,7 +79,7 @@ bitflags! {
 }
 
 /// New namespaces need privileges that no guest has.
-const NAMESPACES: CloneFlags = CloneFlags::NEWNS
+pub const NAMESPACES: CloneFlags = CloneFlags::NEWNS
     .union(CloneFlags::NEWCGROUP)
     .union(CloneFlags::NEWUTS)
     .union(CloneFlags::NEWIPC)

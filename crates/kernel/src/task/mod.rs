@@ -19,6 +19,7 @@ pub mod signal;
 pub mod space;
 pub mod thread;
 pub mod timers;
+pub mod unshare;
 pub mod usage;
 pub mod wait;
 pub mod work;
