@@ -55,6 +55,8 @@ pub struct Kernel {
     pub known_sites: crate::mm::code::KnownSites,
     /// System V semaphores, message queues and shared memory.
     pub system_v: crate::ipc::sysv::SystemV,
+    /// POSIX message queues.
+    pub message_queues: crate::ipc::mqueue::MessageQueues,
     /// Volumes that are mounted.
     pub volumes: crate::fs::bind::Volumes,
     /// Futexes that somebody waits on.
@@ -123,6 +125,7 @@ impl Kernel {
             has_shared_arena: KernelCell::new(false),
             known_sites: Default::default(),
             system_v: Default::default(),
+            message_queues: Default::default(),
             volumes: Default::default(),
             futexes: Default::default(),
             remote: Default::default(),

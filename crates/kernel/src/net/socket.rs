@@ -18,6 +18,7 @@ use crate::fs::anonymous::socket_stat;
 use crate::fs::file::{Events, File, Stat};
 use crate::fs::pipe::FIONREAD;
 use crate::io::{Sink, Source};
+use crate::ipc::mqueue::notification::CookieSocket;
 use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
@@ -264,6 +265,11 @@ impl Common {
 pub trait Protocol: Saved + Send + Sync {
     /// What all sockets have.
     fn common(&self) -> &Common;
+
+    /// Where cookies of mq_notify(3) go: netlink sockets only.
+    fn cookie_socket(self: Arc<Self>) -> Option<Arc<dyn CookieSocket>> {
+        None
+    }
 
     /// bind(2).
     fn bind(&self, address: &SocketAddress) -> Result<()>;

@@ -9,6 +9,8 @@ use crate::fs::fd_table::NR_OPEN;
 use crate::fs::inode::{FileType, Inode};
 use crate::fs::inotify;
 use crate::fs::pseudo::{Item, Kind, Place, directory, file, text};
+use crate::ipc::mqueue::QUEUES_MAX;
+use crate::ipc::mqueue::queue::{MESSAGE_BYTES_MAX, MESSAGES_MAX};
 use crate::net::address::{AF_INET, AF_INET6, AF_UNIX};
 use crate::net::socket_tables::{self, SocketTable};
 use crate::net::tcp::IPPROTO_TCP;
@@ -113,6 +115,7 @@ const FS: &[Item] = &[
     }),
     text("inode-nr", "0\t0\n"),
     directory("inotify", INOTIFY),
+    directory("mqueue", MQUEUE),
     text("lease-break-time", "45\n"),
     text("leases-enable", "0\n"),
     file("nr_open", || Ok(format!("{NR_OPEN}\n").into_bytes())),
@@ -129,6 +132,14 @@ const INOTIFY: &[Item] = &[
     file("max_queued_events", || Ok(format!("{}\n", inotify::QUEUE_MAX).into_bytes())),
     file("max_user_instances", || Ok(format!("{}\n", inotify::INSTANCES_MAX).into_bytes())),
     file("max_user_watches", || Ok(format!("{}\n", inotify::WATCHES_MAX).into_bytes())),
+];
+
+const MQUEUE: &[Item] = &[
+    text("msg_default", "10\n"),
+    file("msg_max", || Ok(format!("{MESSAGES_MAX}\n").into_bytes())),
+    text("msgsize_default", "8192\n"),
+    file("msgsize_max", || Ok(format!("{MESSAGE_BYTES_MAX}\n").into_bytes())),
+    file("queues_max", || Ok(format!("{QUEUES_MAX}\n").into_bytes())),
 ];
 
 const SYS_NET: &[Item] = &[
