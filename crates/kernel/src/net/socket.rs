@@ -10,6 +10,7 @@ use bitflags::bitflags;
 use super::address::SocketAddress;
 use super::arrival::Arrival;
 use super::departure::Departure;
+use super::groups::Groups;
 use super::in_flight::InFlight;
 use super::options::Options;
 use super::sockets::Listed;
@@ -231,6 +232,8 @@ pub struct Common {
     pub ino: u64,
     /// What setsockopt(2) has set.
     pub options: KernelCell<Options>,
+    /// Multicast groups: UDP only.
+    pub groups: KernelCell<Groups>,
     /// Where to wait for changes.
     pub queue: Arc<WaitQueue>,
     /// `SO_ERROR`: reported once, by whatever comes first.
@@ -246,6 +249,7 @@ impl Common {
             protocol,
             ino,
             options: KernelCell::default(),
+            groups: KernelCell::default(),
             queue: Arc::new(WaitQueue::new()),
             error: KernelCell::new(None),
         }
