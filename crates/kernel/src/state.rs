@@ -57,6 +57,8 @@ pub struct Kernel {
     pub system_v: crate::ipc::sysv::SystemV,
     /// POSIX message queues.
     pub message_queues: crate::ipc::mqueue::MessageQueues,
+    /// Contexts of asynchronous input and output.
+    pub aio: crate::ipc::aio::Contexts,
     /// Volumes that are mounted.
     pub volumes: crate::fs::bind::Volumes,
     /// Futexes that somebody waits on.
@@ -126,6 +128,7 @@ impl Kernel {
             known_sites: Default::default(),
             system_v: Default::default(),
             message_queues: Default::default(),
+            aio: Default::default(),
             volumes: Default::default(),
             futexes: Default::default(),
             remote: Default::default(),

@@ -97,6 +97,7 @@ impl Hooks for Kernel {
         tty::job::process_ended(process);
         sysv::process_ended(process);
         notification::process_ended(process);
+        kernel().aio.remove_all(process);
     }
 
     fn fatal_fault(&self, frame: &Frame, signal: Signal, code: i32, address: u64) {

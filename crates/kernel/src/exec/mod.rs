@@ -157,6 +157,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
             exit::killed_by(signal::SIGKILL)
         }
     };
+    crate::state::kernel().aio.remove_all(process);
     // execve(2): a table that is shared with other processes is copied.
     process.unshare_files();
     let closed = process.files.borrow_mut().borrow_mut().close_on_exec();

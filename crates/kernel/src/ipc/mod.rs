@@ -5,6 +5,7 @@
 //! tells about changes through its wait queue. Wait queues are always woken
 //! after the state behind them has been let go of, so that a waiter may look.
 
+pub mod aio;
 pub mod epoll;
 pub mod eventfd;
 pub mod mqueue;

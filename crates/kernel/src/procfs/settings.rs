@@ -9,6 +9,7 @@ use crate::fs::fd_table::NR_OPEN;
 use crate::fs::inode::{FileType, Inode};
 use crate::fs::inotify;
 use crate::fs::pseudo::{Item, Kind, Place, directory, file, text};
+use crate::ipc::aio;
 use crate::ipc::mqueue::QUEUES_MAX;
 use crate::ipc::mqueue::queue::{MESSAGE_BYTES_MAX, MESSAGES_MAX};
 use crate::net::address::{AF_INET, AF_INET6, AF_UNIX};
@@ -101,8 +102,8 @@ const VM: &[Item] = &[
 ];
 
 const FS: &[Item] = &[
-    text("aio-max-nr", "65536\n"),
-    text("aio-nr", "0\n"),
+    file("aio-max-nr", || Ok(format!("{}\n", aio::REQUESTS_MAX).into_bytes())),
+    file("aio-nr", || Ok(format!("{}\n", kernel().aio.requests()).into_bytes())),
     directory("epoll", &[text("max_user_watches", "1048576\n")]),
     text("file-max", "9223372036854775807\n"),
     file("file-nr", || {

@@ -10,6 +10,7 @@ pub mod hooks;
 pub mod host_poll;
 pub mod host_process;
 pub mod ids;
+pub mod memory_policy;
 pub mod oom;
 pub mod oom_killer;
 pub mod process;
