@@ -24,15 +24,15 @@ macro_rules! same {
 }
 
 same! {
-    async_io, clocks, credentials, descriptors, doors, echo, epolls, events, exit_signals, file_at, file_attrs, file_capabilities, file_cwd,
+    aio, async_io, clocks, comparisons, credentials, descriptors, doors, echo, epolls, events, exit_signals, file_at, file_attrs, file_capabilities, file_cwd,
     file_dirs, file_io, file_locks, file_lower, file_many, file_names, file_open, file_seals, file_space,
-    file_limits, file_waiting, file_watch, file_xattr, first_fork, flags, fork_beside_threads, forks, futexes, handed_on, hello, interruptions, jobs, late_failures, mem_file, mem_lock, mem_map,
-    mem_move, mem_protect, netlinks, parallel, pipes, polls, posix_timers, process_attributes,
+    groups, file_limits, file_waiting, file_watch, file_xattr, first_fork, flags, fork_beside_threads, forks, futexes, handed_on, hello, interruptions, jobs, late_failures, mem_file, mem_lock, mem_map,
+    mem_move, mem_protect, memory_policy, mqueues, netlinks, parallel, pipes, polls, posix_timers, process_attributes,
     process_info, procfs, ptys, resource_limits, rights_chain, sessions_tty, shared_ports, signal_actions, signal_context, signal_faults,
     scheduling, segments, signal_restart, signal_threads, sites, socket_diagnosis, socket_tables, sockets_datagram, sockets_inet, sockets_local,
     sockets_messages,
     sockets_urgent, splices, start, sysv_memory, sysv_messages, sysv_semaphores, thread_ends,
-    threads, timers, waits,
+    threads, timers, unshares, waits,
 }
 
 /// Ways to end; each must look the same from outside.

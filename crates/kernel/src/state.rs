@@ -55,6 +55,10 @@ pub struct Kernel {
     pub known_sites: crate::mm::code::KnownSites,
     /// System V semaphores, message queues and shared memory.
     pub system_v: crate::ipc::sysv::SystemV,
+    /// POSIX message queues.
+    pub message_queues: crate::ipc::mqueue::MessageQueues,
+    /// Contexts of asynchronous input and output.
+    pub aio: crate::ipc::aio::Contexts,
     /// Volumes that are mounted.
     pub volumes: crate::fs::bind::Volumes,
     /// Futexes that somebody waits on.
@@ -123,6 +127,8 @@ impl Kernel {
             has_shared_arena: KernelCell::new(false),
             known_sites: Default::default(),
             system_v: Default::default(),
+            message_queues: Default::default(),
+            aio: Default::default(),
             volumes: Default::default(),
             futexes: Default::default(),
             remote: Default::default(),

@@ -8,6 +8,7 @@ use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 use crate::exec::missing;
 use crate::freeze;
 use crate::fs::{locks, tty};
+use crate::ipc::mqueue::notification;
 use crate::ipc::sysv;
 use crate::mm::{AddressSpace, lazy, shared};
 use crate::platform::cpu;
@@ -99,6 +100,8 @@ impl Hooks for Kernel {
         locks::release_process(process);
         tty::job::process_ended(process);
         sysv::process_ended(process);
+        notification::process_ended(process);
+        kernel().aio.remove_all(process);
     }
 
     fn fatal_fault(&self, frame: &Frame, signal: Signal, code: i32, address: u64) {

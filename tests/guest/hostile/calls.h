@@ -106,6 +106,7 @@
     CALL(99, sysinfo, "x") \
     CALL(100, times, "x") \
     CALL(102, getuid, "") \
+    CALL(103, syslog, "ixi") \
     CALL(104, getgid, "") \
     CALL(105, setuid, "i") \
     CALL(106, setgid, "i") \
@@ -183,6 +184,11 @@
     CALL(202, futex, "xxixxi") \
     CALL(203, sched_setaffinity, "iix") \
     CALL(204, sched_getaffinity, "iix") \
+    CALL(206, io_setup, "ix") \
+    CALL(207, io_destroy, "i") \
+    CALL(208, io_getevents, "iiixx") \
+    CALL(209, io_submit, "iix") \
+    CALL(210, io_cancel, "ixx") \
     CALL(213, epoll_create, "i") \
     CALL(217, getdents64, "fxi") \
     CALL(218, set_tid_address, "x") \
@@ -203,7 +209,19 @@
     CALL(233, epoll_ctl, "fifx") \
     CALL(234, tgkill, "iii") \
     CALL(235, utimes, "sx") \
+    CALL(237, mbind, "xiixix") \
+    CALL(238, set_mempolicy, "ixi") \
+    CALL(239, get_mempolicy, "xxixx") \
+    CALL(240, mq_open, "sxox") \
+    CALL(241, mq_unlink, "s") \
+    CALL(242, mq_timedsend, "fxiix") \
+    CALL(243, mq_timedreceive, "fxixx") \
+    CALL(244, mq_notify, "fx") \
+    CALL(245, mq_getsetattr, "fxx") \
     CALL(247, waitid, "iixxx") \
+    CALL(248, add_key, "ssxii") \
+    CALL(249, request_key, "sssi") \
+    CALL(250, keyctl, "ixxxx") \
     CALL(251, ioprio_set, "iii") \
     CALL(252, ioprio_get, "ii") \
     CALL(253, inotify_init, "") \
@@ -224,6 +242,7 @@
     CALL(269, faccessat, "fso") \
     CALL(270, pselect6, "ixxxxx") \
     CALL(271, ppoll, "xixxi") \
+    CALL(272, unshare, "x") \
     CALL(273, set_robust_list, "xi") \
     CALL(274, get_robust_list, "ixx") \
     CALL(275, splice, "fxfxix") \
@@ -258,6 +277,7 @@
     CALL(306, syncfs, "f") \
     CALL(307, sendmmsg, "fxix") \
     CALL(309, getcpu, "xxx") \
+    CALL(312, kcmp, "iiiii") \
     CALL(314, sched_setattr, "ixx") \
     CALL(315, sched_getattr, "ixix") \
     CALL(316, renameat2, "fsfsx") \
@@ -270,6 +290,7 @@
     CALL(327, preadv2, "fxiiix") \
     CALL(328, pwritev2, "fxiiix") \
     CALL(332, statx, "fsxxx") \
+    CALL(333, io_pgetevents, "iiixxx") \
     CALL(334, rseq, "xixx") \
     CALL(424, pidfd_send_signal, "fixi") \
     CALL(434, pidfd_open, "ix") \

@@ -192,7 +192,7 @@ pub(super) fn surroundings(process: &Process, workdir: &[u8]) -> Context {
                 b" is not a directory in the sandbox; name one that is",
             )
         }
-        process.fs.borrow_mut().cwd = cwd.clone();
+        process.fs().borrow_mut().cwd = cwd.clone();
         context.cwd = cwd;
     }
     let hostname = kernel().hostname.borrow_mut().clone();

@@ -21,6 +21,7 @@ use crate::fs::open::{open_program, open_program_at};
 use crate::fs::path::Path;
 use crate::fs::walk::Follow;
 use crate::io::Sink;
+use crate::ipc::mqueue::notification;
 use crate::platform::machine::{Machine, SystemCallSites, ThreadState, Threads};
 use crate::platform::registers::TrapFrame;
 use crate::state::kernel;
@@ -156,10 +157,14 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
             exit::killed_by(signal::SIGKILL)
         }
     };
+    crate::state::kernel().aio.remove_all(process);
     // execve(2): a table that is shared with other processes is copied.
     process.unshare_files();
     let closed = process.files.borrow_mut().borrow_mut().close_on_exec();
-    closed.iter().for_each(|open| open.release_record_locks());
+    for open in &closed {
+        open.release_record_locks();
+        notification::descriptor_closed(process, open);
+    }
     drop(closed);
     reset_thread(&thread, path);
     thread.context.set_fs_base(0);

@@ -50,7 +50,8 @@ impl Context {
     /// Of a process.
     pub fn of(process: &Process) -> Self {
         let identity = Identity::effective(&process.credentials.borrow_mut());
-        let fs = process.fs.borrow_mut();
+        let fs = process.fs();
+        let fs = fs.borrow_mut();
         Self { root: fs.root.clone(), cwd: fs.cwd.clone(), umask: fs.umask, identity }
     }
 

@@ -12,8 +12,8 @@ use crate::task::process::{Resources, Sharing};
 pub struct ProcessFiles {
     /// Open descriptors; processes may have the same table (clone(2), `CLONE_FILES`).
     pub files: KernelCell<Arc<KernelCell<FdTable>>>,
-    /// Working directory, root directory, umask.
-    pub fs: Arc<KernelCell<FsContext>>,
+    /// Working directory, root directory, umask; see [`ProcessFiles::fs`].
+    fs: KernelCell<Arc<KernelCell<FsContext>>>,
     /// The program being run, for `/proc/self/exe`.
     pub executable: KernelCell<Option<Path>>,
 }
@@ -31,7 +31,19 @@ impl ProcessFiles {
         executable: Option<Path>,
     ) -> Self {
         files.borrow_mut().attach();
-        Self { files: KernelCell::new(files), fs, executable: KernelCell::new(executable) }
+        let (files, fs) = (KernelCell::new(files), KernelCell::new(fs));
+        Self { files, fs, executable: KernelCell::new(executable) }
+    }
+
+    /// Working directory, root directory, umask; processes may have the same (clone(2), `CLONE_FS`).
+    pub fn fs(&self) -> Arc<KernelCell<FsContext>> {
+        self.fs.borrow_mut().clone()
+    }
+
+    /// Gives the process directories and a umask of its own, as they are (unshare(2), `CLONE_FS`).
+    pub fn unshare_fs(&self) {
+        let own = self.fs().borrow_mut().clone();
+        *self.fs.borrow_mut() = Arc::new(KernelCell::new(own));
     }
 
     /// Gives the process a table of its own, with the same files, if it shares one with other
@@ -55,8 +67,8 @@ impl Resources for ProcessFiles {
             false => Arc::new(KernelCell::new(self.files.borrow_mut().borrow_mut().copy())),
         };
         let fs = match sharing.directories {
-            true => self.fs.clone(),
-            false => Arc::new(KernelCell::new(self.fs.borrow_mut().clone())),
+            true => self.fs(),
+            false => Arc::new(KernelCell::new(self.fs().borrow_mut().clone())),
         };
         Self::with(files, fs, self.executable.borrow_mut().clone())
     }

@@ -1,7 +1,7 @@
 //! What a receiver may ask to be told about a datagram (`IP_PKTINFO` and others
 //! in ip(7), ipv6(7), `SO_TIMESTAMP` in socket(7)).
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 
 use super::address::AF_INET6;
 use super::departure::Departure;
@@ -28,6 +28,9 @@ const RECVTCLASS: Name = (SOL_IPV6, 66);
 /// `IP_TTL`, `IPV6_UNICAST_HOPS`, `IP_TOS` and `IPV6_TCLASS` of a sender.
 const TTL: Name = (SOL_IP, 2);
 const HOPS: Name = (SOL_IPV6, 16);
+/// `IP_MULTICAST_TTL` and `IPV6_MULTICAST_HOPS` of a sender.
+const MULTICAST_TTL: Name = (SOL_IP, 33);
+const MULTICAST_HOPS: Name = (SOL_IPV6, 18);
 const TOS: Name = (SOL_IP, 1);
 const TCLASS: Name = (SOL_IPV6, 67);
 
@@ -42,6 +45,8 @@ pub struct Arrival {
     hops: u8,
     /// `IP_TOS` or the traffic class.
     class: u8,
+    /// The interface that it came over; `None`: the one that leads to the address.
+    interface: Option<u32>,
 }
 
 impl Arrival {
@@ -58,15 +63,25 @@ impl Arrival {
             let name = if to.is_ipv4() { v4 } else { v6 };
             options.value(name).map_or(default, |value| value as u8)
         };
-        let hops = departure.hops.unwrap_or_else(|| value(TTL, HOPS, 64));
+        let hops = departure.hops.unwrap_or_else(|| match to.is_multicast() {
+            true => value(MULTICAST_TTL, MULTICAST_HOPS, 1),
+            false => value(TTL, HOPS, 64),
+        });
         let class = departure.class.unwrap_or_else(|| value(TOS, TCLASS, 0));
         drop(options);
-        Self { to, time_ns: time_for(&receiver.options.borrow_mut()), hops, class }
+        let time_ns = time_for(&receiver.options.borrow_mut());
+        Self { to, time_ns, hops, class, interface: None }
     }
 
     /// Of a datagram that the host has received at the sandbox's address `to`.
     pub fn from_outside(to: IpAddr, receiver: &Common) -> Self {
-        Self { to, time_ns: time_for(&receiver.options.borrow_mut()), hops: 64, class: 0 }
+        let time_ns = time_for(&receiver.options.borrow_mut());
+        Self { to, time_ns, hops: 64, class: 0, interface: None }
+    }
+
+    /// The same, over an interface with a number: of a datagram to many.
+    pub fn over(self, interface: u32) -> Self {
+        Self { interface: Some(interface), ..self }
     }
 
     /// Tells the receiver what it has asked for.
@@ -78,12 +93,12 @@ impl Arrival {
         } else if self.time_ns != 0 && wants(TIMESTAMP) {
             control.put(SOL_SOCKET, 29, bytemuck::bytes_of(&[seconds, ns / 1000]))?;
         }
-        let interface = interface_of(self.to);
+        let interface = self.interface.unwrap_or_else(|| interface_of(self.to));
         if let (IpAddr::V4(to), true) = (self.to, wants(PKTINFO)) {
             // struct in_pktinfo: interface, local address, address in the header.
             let mut info = [0; 12];
             info[..4].copy_from_slice(&interface.to_ne_bytes());
-            info[4..8].copy_from_slice(&to.octets());
+            info[4..8].copy_from_slice(&self.local_address(to).octets());
             info[8..].copy_from_slice(&to.octets());
             control.put(SOL_IP, 8, &info)?;
         }
@@ -119,6 +134,18 @@ impl Arrival {
             }
         }
         Ok(())
+    }
+}
+
+impl Arrival {
+    /// The address of the sandbox that the datagram has come to.
+    fn local_address(&self, to: Ipv4Addr) -> Ipv4Addr {
+        let Some(index) = self.interface else { return to };
+        let own = interfaces::all().into_iter().find(|interface| interface.index == index);
+        match own.and_then(|interface| interface.address_for(self.to)) {
+            Some(IpAddr::V4(own)) => own,
+            _ => to,
+        }
     }
 }
 

@@ -45,6 +45,14 @@ pub struct Interface {
     pub addresses: Vec<InterfaceAddress>,
 }
 
+impl Interface {
+    /// Its first address of the family of `to`.
+    pub fn address_for(&self, to: IpAddr) -> Option<IpAddr> {
+        let mut own = self.addresses.iter().map(|address| address.ip);
+        own.find(|ip| ip.is_ipv4() == to.is_ipv4())
+    }
+}
+
 /// An address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterfaceAddress {
@@ -107,7 +115,7 @@ const LOOPBACK_FLAGS: u32 = 0x1_0049;
 /// `IFF_UP | IFF_BROADCAST | IFF_RUNNING | IFF_MULTICAST | IFF_LOWER_UP`.
 const ETHERNET_FLAGS: u32 = 0x1_1043;
 /// Number of the loopback interface.
-const LOOPBACK: u32 = 1;
+pub const LOOPBACK: u32 = 1;
 /// Number of the other one.
 const ETHERNET: u32 = 2;
 
@@ -143,9 +151,8 @@ fn made_for(reach: Reach, boot_id: [u8; 16]) -> Vec<Interface> {
         return interfaces;
     }
     let prefix_len = network::PREFIX_LEN;
-    let broadcast = Ipv4Addr::from(u32::from(OWN) | u32::MAX >> prefix_len);
     let mut addresses =
-        alloc::vec![address(OWN.into(), prefix_len, Some(broadcast), SCOPE_UNIVERSE)];
+        alloc::vec![address(OWN.into(), prefix_len, Some(broadcast()), SCOPE_UNIVERSE)];
     if reach.v6 {
         let ip = Ipv6Addr::from(network::OWN_ADDRESS_V6);
         addresses.push(address(ip.into(), network::PREFIX_LEN_V6, None, SCOPE_UNIVERSE));
@@ -166,6 +173,16 @@ fn made_for(reach: Reach, boot_id: [u8; 16]) -> Vec<Interface> {
         addresses,
     });
     interfaces
+}
+
+/// Whether an address is that of all in the network of an interface.
+pub fn is_broadcast(ip: Ipv4Addr) -> bool {
+    ip == broadcast() && outside::reach().v4
+}
+
+/// The address of all in the network of the Ethernet card.
+fn broadcast() -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(OWN) | u32::MAX >> network::PREFIX_LEN)
 }
 
 /// All routes, the longest prefixes first.

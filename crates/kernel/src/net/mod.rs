@@ -10,6 +10,8 @@
 pub mod address;
 mod arrival;
 mod departure;
+mod group_options;
+mod groups;
 pub mod host_connection;
 pub mod host_stream;
 mod in_flight;
@@ -71,6 +73,8 @@ pub struct Network {
     pub udp: Arc<UdpNetwork>,
     /// UDP-Lite.
     pub udp_lite: Arc<UdpNetwork>,
+    /// Multicast groups that sockets have joined.
+    pub groups: groups::Joined,
     /// Unix sockets.
     pub unix: UnixNetwork,
     /// Netlink.
@@ -152,6 +156,7 @@ impl Network {
             tcp: Arc::new(TcpNetwork::new()),
             udp: Arc::new(UdpNetwork::new(IPPROTO_UDP)),
             udp_lite: Arc::new(UdpNetwork::new(IPPROTO_UDPLITE)),
+            groups: groups::Joined::default(),
             unix: UnixNetwork::default(),
             netlink: Arc::new(NetlinkNetwork::new()),
             fifos: Fifos::new(),

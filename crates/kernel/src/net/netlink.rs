@@ -14,13 +14,14 @@ use super::netlink_messages;
 use super::route_messages;
 use super::socket::{
     Ancillary, Blocking, Common, IN, MessageFlags, OUT, Outgoing, Protocol, Received, ShutdownHow,
-    SocketType,
+    Socket, SocketType,
 };
 use super::socket_diagnosis::{self, Dump};
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
-use crate::fs::file::Events;
+use crate::fs::file::{Events, OpenFile};
 use crate::io::{Sink, Source};
+use crate::ipc::mqueue::notification::{COOKIE_LEN, CookieSocket};
 use crate::net::socket::PeerCredentials;
 use crate::sync::KernelCell;
 
@@ -130,9 +131,32 @@ impl NetlinkSocket {
     }
 }
 
+/// Most bytes, with what they cost, of cookies that nobody has read.
+const COOKIES_MAX: usize = 64 << 10;
+
+impl CookieSocket for NetlinkSocket {
+    fn bring(&self, cookie: &[u8; COOKIE_LEN]) {
+        if self.inbox.borrow_mut().charge() < COOKIES_MAX {
+            self.put(cookie.to_vec());
+            self.common.queue.wake_all(IN);
+        }
+    }
+}
+
+/// The netlink socket behind a descriptor, to bring cookies (mq_notify(3)); `ENOTSOCK`, and `EINVAL`
+/// for another socket.
+pub fn cookie_socket(open: &OpenFile) -> Result<Arc<dyn CookieSocket>> {
+    let socket = open.downcast::<Socket>().ok_or(Errno::ENOTSOCK)?;
+    socket.protocol.clone().cookie_socket().ok_or(Errno::EINVAL)
+}
+
 impl Protocol for NetlinkSocket {
     fn common(&self) -> &Common {
         &self.common
+    }
+
+    fn cookie_socket(self: Arc<Self>) -> Option<Arc<dyn CookieSocket>> {
+        Some(self)
     }
 
     fn bind(&self, address: &SocketAddress) -> Result<()> {

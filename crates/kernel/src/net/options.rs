@@ -8,6 +8,7 @@
 use alloc::vec::Vec;
 
 use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, Endpoint, SocketAddress};
+use super::group_options;
 use super::option_table::{Name, Of, Range, applies, find};
 use super::socket::{Common, PeerCredentials, Protocol, SocketType};
 use super::sockets::ConnectionState;
@@ -31,6 +32,16 @@ pub const OOBINLINE: Name = (SOL_SOCKET, 10);
 pub const REUSEPORT: Name = (SOL_SOCKET, 15);
 /// `SO_PASSCRED`.
 pub const PASSCRED: Name = (SOL_SOCKET, 16);
+/// `SO_BROADCAST`.
+pub const BROADCAST: Name = (SOL_SOCKET, 6);
+/// `IP_MULTICAST_LOOP`.
+pub const MULTICAST_LOOP: Name = (SOL_IP, 34);
+/// `IP_MULTICAST_ALL`.
+pub const MULTICAST_ALL: Name = (SOL_IP, 49);
+/// `IPV6_MULTICAST_LOOP`.
+pub const MULTICAST_LOOP_V6: Name = (SOL_IPV6, 19);
+/// `IPV6_MULTICAST_ALL`.
+pub const MULTICAST_ALL_V6: Name = (SOL_IPV6, 29);
 /// `IPV6_V6ONLY`.
 pub const V6ONLY: Name = (SOL_IPV6, 26);
 
@@ -194,8 +205,8 @@ pub fn set(
             Err(Errno::ENOENT)
         };
     }
-    if let Some(ip) = membership(common, level, number) {
-        return Err(join(at, len, ip));
+    if let Some(outcome) = group_options::set(common, level, number, at, len) {
+        return outcome;
     }
     // Of TLS in the kernel, a module; libraries do without.
     if (level, number) == (SOL_TCP, TCP_ULP) && applies(Of::Tcp, common) {
@@ -229,31 +240,6 @@ pub fn set(
     common.options.borrow_mut().set_value(option.name, value);
     socket.options_changed();
     Ok(())
-}
-
-/// Bytes of the address at the start of an option's value, if the option joins or
-/// leaves a multicast group (`IP_ADD_MEMBERSHIP` and `IP_DROP_MEMBERSHIP` in ip(7),
-/// ipv6(7)).
-fn membership(common: &Common, level: i32, number: i32) -> Option<usize> {
-    match (level, number) {
-        (SOL_IP, 35 | 36) if applies(Of::Udp, common) => Some(4),
-        (SOL_IPV6, 20 | 21) if applies(Of::Udp, common) && applies(Of::V6, common) => Some(16),
-        _ => None,
-    }
-}
-
-/// Why a multicast group cannot be joined: no interface leads to any.
-fn join(at: UserAddress, len: usize, address_len: usize) -> Errno {
-    let mut address = [0; 16];
-    // struct ip_mreq holds another address, struct ipv6_mreq a number.
-    if len < address_len + 4 {
-        return Errno::EINVAL;
-    }
-    if let Err(error) = at.read_bytes(&mut address[..address_len]) {
-        return error;
-    }
-    let is_group = if address_len == 4 { address[0] & 0xf0 == 0xe0 } else { address[0] == 0xff };
-    if is_group { Errno::ENODEV } else { Errno::EINVAL }
 }
 
 fn parse_timeout(time: Timeval) -> Result<Option<u64>> {
@@ -350,6 +336,9 @@ fn value(
             }
             _ => {}
         }
+    }
+    if let Some(bytes) = group_options::get(common, level, number) {
+        return store(&bytes);
     }
     let word = match (level, number) {
         // IPV6_MTU, too.

@@ -164,6 +164,14 @@ impl<S> PortTable<S> {
         })
     }
 
+    /// All sockets that a datagram to many reaches.
+    pub fn receivers(&self, to: Endpoint) -> Vec<Arc<S>> {
+        let ports = self.ports.borrow_mut();
+        let entries = ports.by_port.get(&to.port).into_iter().flatten();
+        let accepting = entries.filter(|entry| entry.accepts(to.ip));
+        accepting.filter_map(|entry| entry.owner.upgrade()).collect()
+    }
+
     /// Of the sockets at a port that have a rank, one with the highest: the first, or, if they share
     /// the port, the next in turn.
     fn find(&self, port: u16, rank: impl Fn(&Entry<S>) -> Option<(u8, bool)>) -> Option<Arc<S>> {

@@ -3,10 +3,11 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::interfaces::{Interface, all, routes};
 use crate::errno::Result;
+use crate::state::kernel;
 
 /// `/proc/net/dev`. Nothing is counted: packets do not exist here.
 pub fn dev() -> Result<Vec<u8>> {
@@ -69,27 +70,46 @@ pub fn if_inet6() -> Result<Vec<u8>> {
     Ok(text.into_bytes())
 }
 
-/// `/proc/net/igmp`: every interface listens to 224.0.0.1, all hosts.
+/// `/proc/net/igmp`: the groups of each interface. All listen to 224.0.0.1, all hosts.
 pub fn igmp() -> Result<Vec<u8>> {
     let mut text = String::from("Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n");
     for Interface { index, name, .. } in all() {
-        text += &format!("{index}\t{name:<10}:     1      V3\n");
-        text += "\t\t\t\t010000E0     1 0:00000000\t\t0\n";
+        let mut groups = joined(index, IpAddr::is_ipv4);
+        groups.push((Ipv4Addr::new(224, 0, 0, 1).into(), 1));
+        text += &format!("{index}\t{name:<10}: {:>5}      V3\n", groups.len());
+        for (group, users) in groups {
+            let IpAddr::V4(group) = group else { continue };
+            let group = u32::from_ne_bytes(group.octets());
+            text += &format!("\t\t\t\t{group:08X} {users:>5} 0:00000000\t\t0\n");
+        }
     }
     Ok(text.into_bytes())
 }
 
-/// `/proc/net/igmp6`: every interface with IPv6 listens to ff02::1, all nodes.
+/// `/proc/net/igmp6`: the groups of each interface with IPv6. All listen to ff02::1, all nodes.
 pub fn igmp6() -> Result<Vec<u8>> {
     let mut text = String::new();
     for interface in all() {
-        if interface.addresses.iter().any(|address| address.ip.is_ipv6()) {
-            let (index, name) = (interface.index, interface.name);
-            text += &format!("{index:<4} {name:<15} ff020000000000000000000000000001     1 ");
-            text += "0000000C 0\n";
+        if !interface.addresses.iter().any(|address| address.ip.is_ipv6()) {
+            continue;
+        }
+        let (index, name) = (interface.index, interface.name);
+        let mut groups = joined(index, IpAddr::is_ipv6);
+        groups.push((Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into(), 1));
+        for (group, users) in groups {
+            let IpAddr::V6(group) = group else { continue };
+            let group = u128::from(group);
+            text += &format!("{index:<4} {name:<15} {group:032x} {users:>5} 0000000C 0\n");
         }
     }
     Ok(text.into_bytes())
+}
+
+/// The groups of a family that sockets have joined on an interface, with the number of sockets.
+fn joined(interface: u32, is_of_family: fn(&IpAddr) -> bool) -> Vec<(IpAddr, u32)> {
+    let mut groups = kernel().net.groups.of(interface);
+    groups.retain(|(group, _)| is_of_family(group));
+    groups
 }
 
 fn name_of(interfaces: &[Interface], index: u32) -> &'static str {

@@ -10,6 +10,7 @@ use bitflags::bitflags;
 use super::address::SocketAddress;
 use super::arrival::Arrival;
 use super::departure::Departure;
+use super::groups::Groups;
 use super::in_flight::InFlight;
 use super::options::Options;
 use super::sockets::Listed;
@@ -18,6 +19,7 @@ use crate::fs::anonymous::socket_stat;
 use crate::fs::file::{Events, File, Stat};
 use crate::fs::pipe::FIONREAD;
 use crate::io::{Sink, Source};
+use crate::ipc::mqueue::notification::CookieSocket;
 use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
@@ -230,6 +232,8 @@ pub struct Common {
     pub ino: u64,
     /// What setsockopt(2) has set.
     pub options: KernelCell<Options>,
+    /// Multicast groups: UDP only.
+    pub groups: KernelCell<Groups>,
     /// Where to wait for changes.
     pub queue: Arc<WaitQueue>,
     /// `SO_ERROR`: reported once, by whatever comes first.
@@ -245,6 +249,7 @@ impl Common {
             protocol,
             ino,
             options: KernelCell::default(),
+            groups: KernelCell::default(),
             queue: Arc::new(WaitQueue::new()),
             error: KernelCell::new(None),
         }
@@ -264,6 +269,11 @@ impl Common {
 pub trait Protocol: Saved + Send + Sync {
     /// What all sockets have.
     fn common(&self) -> &Common;
+
+    /// Where cookies of mq_notify(3) go: netlink sockets only.
+    fn cookie_socket(self: Arc<Self>) -> Option<Arc<dyn CookieSocket>> {
+        None
+    }
 
     /// bind(2).
     fn bind(&self, address: &SocketAddress) -> Result<()>;

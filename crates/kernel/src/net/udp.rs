@@ -6,7 +6,11 @@ use core::net::IpAddr;
 
 use super::address::{AF_INET6, Endpoint, SocketAddress};
 use super::arrival::Arrival;
+use super::departure::Departure;
+use super::groups::{self, Audience};
 use super::inbox::{Datagram, Inbox};
+use super::interfaces::LOOPBACK;
+use super::option_table::Name;
 use super::options;
 use super::outside::{DNS_PORT, looked_up};
 use super::ports::{BindOptions, PortTable};
@@ -92,6 +96,13 @@ impl UdpSocket {
             _ => return Err(Errno::EAFNOSUPPORT),
         };
         let endpoint = endpoint.as_destination();
+        match groups::audience(endpoint.ip) {
+            Some(Audience::Everybody) if !self.is_on(options::BROADCAST, false) => {
+                return Err(Errno::EACCES);
+            }
+            Some(_) => return Ok(endpoint),
+            None => {}
+        }
         if !endpoint.is_local() && !self.flows.is_client(endpoint) {
             if self.common.protocol != IPPROTO_UDP {
                 return Err(Errno::ENETUNREACH);
@@ -105,6 +116,11 @@ impl UdpSocket {
             })?;
         }
         Ok(endpoint)
+    }
+
+    /// Whether an option is on; `default`: as long as nobody has set it.
+    fn is_on(&self, option: Name, default: bool) -> bool {
+        self.common.options.borrow_mut().value(option).map_or(default, |value| value != 0)
     }
 
     fn bind_to(&self, endpoint: Endpoint) -> Result<Endpoint> {
@@ -182,6 +198,70 @@ impl UdpSocket {
     }
 }
 
+/// What a socket sends to a group or to everybody.
+impl UdpSocket {
+    /// The address of datagrams to `to`.
+    fn source_towards(&self, to: IpAddr) -> Result<IpAddr> {
+        if groups::audience(to).is_some() {
+            let own = Endpoint::wildcard(self.common.family).ip;
+            let way = self.common.groups.borrow_mut().way_out(to, own);
+            return way.map(|(_, source)| source).ok_or(Errno::ENETUNREACH);
+        }
+        let there = Endpoint { ip: to, port: 0 };
+        if there.is_local() {
+            return Ok(to);
+        }
+        super::outside::source_address(to)
+    }
+
+    /// Brings a copy to each socket of the sandbox that listens, and nowhere else.
+    fn send_to_many(
+        &self,
+        audience: Audience,
+        to: Endpoint,
+        bytes: &[u8],
+        departure: &Departure,
+    ) -> Result<usize> {
+        let own = self.bound_or_any()?;
+        let own_ip = departure.source.unwrap_or(own.ip);
+        let way = self.common.groups.borrow_mut().way_out(to.ip, own_ip);
+        let (interface, ip) = way.ok_or(Errno::ENETUNREACH)?;
+        let from = local_source(ip, own)?;
+        if !self.comes_back(audience, to.ip, interface) {
+            return Ok(bytes.len());
+        }
+        for socket in self.network.ports.receivers(to) {
+            if audience == Audience::Everybody || socket.hears(to.ip, from.ip, interface) {
+                let arrival = Arrival::from_sender(to.ip, departure, &self.common, &socket.common);
+                socket.deliver(from, bytes.to_vec(), arrival.over(interface));
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    /// Whether the sandbox hears what it sends over an interface.
+    fn comes_back(&self, audience: Audience, to: IpAddr, interface: u32) -> bool {
+        let option = match to {
+            IpAddr::V4(_) => options::MULTICAST_LOOP,
+            IpAddr::V6(_) => options::MULTICAST_LOOP_V6,
+        };
+        // What goes over the loopback interface comes in there, whatever the option says.
+        audience == Audience::Everybody
+            || (interface == LOOPBACK || self.is_on(option, true))
+                && crate::state::kernel().net.groups.contains(interface, to)
+    }
+
+    /// Whether a datagram to a group is this socket's.
+    fn hears(&self, group: IpAddr, source: IpAddr, interface: u32) -> bool {
+        let option = match group {
+            IpAddr::V4(_) => options::MULTICAST_ALL,
+            IpAddr::V6(_) => options::MULTICAST_ALL_V6,
+        };
+        let hears_all = self.is_on(option, true);
+        self.common.groups.borrow_mut().hears(group, source, interface, hears_all)
+    }
+}
+
 /// The endpoint of a datagram that says which address it comes from; `EINVAL` if
 /// that is not an address of the sandbox.
 fn local_source(ip: IpAddr, own: Endpoint) -> Result<Endpoint> {
@@ -204,7 +284,7 @@ impl Protocol for UdpSocket {
         if self.state.get().bound.is_some() {
             return Err(Errno::EINVAL);
         }
-        if !endpoint.is_local() {
+        if !endpoint.is_local() && groups::audience(endpoint.ip).is_none() {
             return Err(Errno::EADDRNOTAVAIL);
         }
         self.bind_to(endpoint).map(drop)
@@ -232,13 +312,13 @@ impl Protocol for UdpSocket {
         let mut state = self.state.borrow_mut();
         state.peer = Some(peer);
         if bound.ip.is_unspecified() {
-            let local = peer.is_local();
-            let ip = if local { peer.ip } else { super::outside::source_address(peer.ip)? };
+            let ip = self.source_towards(peer.ip)?;
             state.bound = Some(Endpoint { ip, ..bound });
         }
         drop(state);
         self.flows.keep_only(peer);
-        if !peer.is_local() && !self.flows.is_client(peer) {
+        let is_outside = !peer.is_local() && groups::audience(peer.ip).is_none();
+        if is_outside && !self.flows.is_client(peer) {
             crate::state::kernel().net.outside.note_connected(&self.this);
         }
         Ok(())
@@ -275,6 +355,9 @@ impl Protocol for UdpSocket {
         }
         let own = self.bound_or_any()?;
         let bytes = source.take_all(DATAGRAM_MAX)?;
+        if let Some(audience) = groups::audience(to.ip) {
+            return self.send_to_many(audience, to, &bytes, &message.departure);
+        }
         let asked = if to.port == DNS_PORT { looked_up(&bytes) } else { None };
         let len = bytes.len();
         if self.flows.is_client(to) {
@@ -367,6 +450,7 @@ impl Protocol for UdpSocket {
 
     fn close(&self) {
         self.flows.clear();
+        self.common.groups.borrow_mut().leave_all();
         if let Some(bound) = self.state.get().asked {
             self.network.ports.release(&self.this, bound.port);
         }

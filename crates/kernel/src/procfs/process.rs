@@ -193,10 +193,10 @@ impl Names for ProcessNames {
                 living(pid)?.executable.borrow_mut().clone().map(Link::Magic).ok_or(Errno::ENOENT)
             }),
             b"cwd" => SymbolicLink::new(place, move || {
-                Ok(Link::Magic(living(pid)?.fs.borrow_mut().cwd.clone()))
+                Ok(Link::Magic(living(pid)?.fs().borrow_mut().cwd.clone()))
             }),
             b"root" => SymbolicLink::new(place, move || {
-                Ok(Link::Magic(living(pid)?.fs.borrow_mut().root.clone()))
+                Ok(Link::Magic(living(pid)?.fs().borrow_mut().root.clone()))
             }),
             b"fd" => Directory::new(place, Descriptors { pid }),
             b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),

@@ -9,6 +9,9 @@ use crate::fs::fd_table::NR_OPEN;
 use crate::fs::inode::{FileType, Inode};
 use crate::fs::inotify;
 use crate::fs::pseudo::{Item, Kind, Place, directory, file, text};
+use crate::ipc::aio;
+use crate::ipc::mqueue::QUEUES_MAX;
+use crate::ipc::mqueue::queue::{MESSAGE_BYTES_MAX, MESSAGES_MAX};
 use crate::net::address::{AF_INET, AF_INET6, AF_UNIX};
 use crate::net::socket_tables::{self, SocketTable};
 use crate::net::tcp::IPPROTO_TCP;
@@ -99,8 +102,8 @@ const VM: &[Item] = &[
 ];
 
 const FS: &[Item] = &[
-    text("aio-max-nr", "65536\n"),
-    text("aio-nr", "0\n"),
+    file("aio-max-nr", || Ok(format!("{}\n", aio::REQUESTS_MAX).into_bytes())),
+    file("aio-nr", || Ok(format!("{}\n", kernel().aio.requests()).into_bytes())),
     directory("epoll", &[text("max_user_watches", "1048576\n")]),
     text("file-max", "9223372036854775807\n"),
     file("file-nr", || {
@@ -113,6 +116,7 @@ const FS: &[Item] = &[
     }),
     text("inode-nr", "0\t0\n"),
     directory("inotify", INOTIFY),
+    directory("mqueue", MQUEUE),
     text("lease-break-time", "45\n"),
     text("leases-enable", "0\n"),
     file("nr_open", || Ok(format!("{NR_OPEN}\n").into_bytes())),
@@ -129,6 +133,14 @@ const INOTIFY: &[Item] = &[
     file("max_queued_events", || Ok(format!("{}\n", inotify::QUEUE_MAX).into_bytes())),
     file("max_user_instances", || Ok(format!("{}\n", inotify::INSTANCES_MAX).into_bytes())),
     file("max_user_watches", || Ok(format!("{}\n", inotify::WATCHES_MAX).into_bytes())),
+];
+
+const MQUEUE: &[Item] = &[
+    text("msg_default", "10\n"),
+    file("msg_max", || Ok(format!("{MESSAGES_MAX}\n").into_bytes())),
+    text("msgsize_default", "8192\n"),
+    file("msgsize_max", || Ok(format!("{MESSAGE_BYTES_MAX}\n").into_bytes())),
+    file("queues_max", || Ok(format!("{QUEUES_MAX}\n").into_bytes())),
 ];
 
 const SYS_NET: &[Item] = &[

@@ -149,7 +149,7 @@ fn write_status(text: &mut String, subject: &Subject<'_>) -> core::fmt::Result {
     let credentials = process.credentials.borrow_mut().clone();
     writeln!(text, "Name:\t{}", subject.name)?;
     if subject.memory.is_some() {
-        writeln!(text, "Umask:\t{:04o}", process.fs.borrow_mut().umask)?;
+        writeln!(text, "Umask:\t{:04o}", process.fs().borrow_mut().umask)?;
     }
     writeln!(text, "State:\t{letter} ({word})")?;
     writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, subject.tid)?;

@@ -200,7 +200,7 @@ fn escaped(name: &[u8]) -> String {
 
 /// Where a mount lies, as seen from the process' root.
 fn mount_point(mount: &Mount, process: &Process) -> String {
-    let root = process.fs.borrow_mut().root.clone();
+    let root = process.fs().borrow_mut().root.clone();
     escaped(&Path::new(mount.root.clone()).absolute_name(&root).display())
 }
 

@@ -74,7 +74,7 @@ impl Session {
     fn become_user(&self) -> Result<()> {
         let own = current_process();
         let first = kernel().tasks.process(FIRST_PID).ok_or(Errno::ESRCH)?;
-        own.fs.borrow_mut().cwd = first.fs.borrow_mut().cwd.clone();
+        own.fs().borrow_mut().cwd = first.fs().borrow_mut().cwd.clone();
         // Whoever looks the user up may read what everybody may.
         *own.credentials.borrow_mut() = first.credentials.borrow_mut().clone();
         if !self.user.is_empty() {

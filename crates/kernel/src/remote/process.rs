@@ -89,7 +89,7 @@ impl Starter {
         let Self { exec, strings, ends, .. } = self;
         let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
         let own = current_process();
-        own.fs.borrow_mut().cwd = first.fs.borrow_mut().cwd.clone();
+        own.fs().borrow_mut().cwd = first.fs().borrow_mut().cwd.clone();
         let mut variables = Vec::new();
         if !strings.user.is_empty() {
             let user = find_user(&strings.user)?;
@@ -98,7 +98,7 @@ impl Starter {
         }
         let context = Context::current();
         let cwd = program::directory(&context, &strings.workdir)?;
-        own.fs.borrow_mut().cwd = cwd.clone();
+        own.fs().borrow_mut().cwd = cwd.clone();
         let context = Context { cwd, ..context };
         let inherited: Vec<Vec<u8>> = {
             let bytes = first.environment.borrow_mut();
@@ -137,7 +137,7 @@ fn find_user(name: &[u8]) -> Result<user::User, String> {
 /// A process as the first one, but for its user and its directory.
 fn new_process(first: &Process, credentials: &Credentials, context: Context) -> Arc<Process> {
     let files = ProcessFiles::new(context.root);
-    files.fs.borrow_mut().cwd = context.cwd;
+    files.fs().borrow_mut().cwd = context.cwd;
     let pid = kernel().tasks.new_id().process();
     let process = Process::from_outside(pid, credentials.clone(), files);
     process.limits.set(first.limits.get());

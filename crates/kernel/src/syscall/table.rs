@@ -4,7 +4,7 @@
 //! returns `ENOSYS`, is counted, and is named in the trace.
 
 use super::Support::{Full, Missing, Partial};
-use super::memory::locking;
+use super::memory::{locking, policy};
 use super::sockets::transfer;
 use super::{Entry, Support};
 use super::{files, ipc, memory, sockets, tasks};
@@ -14,6 +14,12 @@ use crate::errno::Errno;
 
 /// What extended attributes lack.
 const XATTR: &str = "no access control lists; EOPNOTSUPP in bound directories";
+
+/// What asynchronous input and output is.
+const AIO: &str = "done at once, so what waits holds up the caller; no IOCB_CMD_POLL";
+
+/// Why there are no keyrings.
+const NO_KEYS: &str = "ENOSYS, as a kernel without keyrings: libraries do without";
 
 /// What locking memory means.
 const NOT_LOCKED: &str = "counted and limited; the host may still page the memory out";
@@ -136,6 +142,11 @@ pub const ENTRIES: &[Entry] = &[
     call!(197, files::extended::removexattr, Partial(XATTR)),
     call!(198, files::extended::lremovexattr, Partial(XATTR)),
     call!(199, files::extended::fremovexattr, Partial(XATTR)),
+    call!(206, files::aio::io_setup, Partial(AIO)),
+    call!(207, files::aio::io_destroy, Full),
+    call!(208, files::aio::io_getevents, Full),
+    call!(209, files::aio::io_submit, Partial(AIO)),
+    call!(210, files::aio::io_cancel, Partial("all has been done: EINVAL")),
     call!(217, files::directory::getdents64, Full),
     call!(221, files::sync::fadvise64, Full),
     call!(235, files::attributes::utimes, Full),
@@ -202,6 +213,7 @@ pub const ENTRIES: &[Entry] = &[
     call!(326, files::copy::copy_file_range, Full),
     call!(327, files::io::preadv2, Full),
     call!(328, files::io::pwritev2, Full),
+    call!(333, files::aio::io_pgetevents, Full),
     call!(332, files::stat::statx, Partial("no attribute flags, no mount id")),
     call!(
         436,
@@ -275,6 +287,12 @@ pub const ENTRIES: &[Entry] = &[
     call!(70, ipc::sysv::messages::msgrcv, Full),
     call!(71, ipc::sysv::messages::msgctl, Full),
     call!(220, ipc::sysv::semaphores::semtimedop, Full),
+    call!(240, ipc::mqueue::mq_open, Full),
+    call!(241, ipc::mqueue::mq_unlink, Full),
+    call!(242, ipc::mqueue::mq_timedsend, Full),
+    call!(243, ipc::mqueue::mq_timedreceive, Full),
+    call!(244, ipc::mqueue::mq_notify, Full),
+    call!(245, ipc::mqueue::mq_getsetattr, Full),
     call!(213, ipc::epoll::epoll_create, Full),
     call!(232, ipc::epoll::epoll_wait, Full),
     call!(233, ipc::epoll::epoll_ctl, Full),
@@ -319,6 +337,13 @@ pub const ENTRIES: &[Entry] = &[
     call!(151, locking::mlockall, Partial(NOT_LOCKED)),
     call!(152, locking::munlockall, Full),
     call!(325, locking::mlock2, Partial(NOT_LOCKED)),
+    call!(
+        237,
+        policy::mbind,
+        Partial("one node; what is asked of an area is checked and not kept")
+    ),
+    call!(238, policy::set_mempolicy, Full),
+    call!(239, policy::get_mempolicy, Partial("an area has the policy of the thread")),
     // task, signals, time
     call!(13, tasks::signals::rt_sigaction, Full),
     call!(14, tasks::signals::rt_sigprocmask, Full),
@@ -424,6 +449,13 @@ pub const ENTRIES: &[Entry] = &[
     call!(231, tasks::exit_group, Full),
     call!(234, tasks::signals::tgkill, Full),
     call!(247, tasks::waitid, Partial("usage as getrusage")),
+    call!(
+        272,
+        tasks::clone::unshare,
+        Partial(
+            "no new namespaces (EPERM); one thread of several cannot leave files and directories"
+        )
+    ),
     call!(273, tasks::set_robust_list, Full),
     call!(274, tasks::get_robust_list, Full),
     call!(302, tasks::prlimit64, Full),
@@ -433,6 +465,17 @@ pub const ENTRIES: &[Entry] = &[
         314,
         tasks::sched_setattr,
         Partial("kept, but not scheduled by; no SCHED_DEADLINE (EPERM), no utilization clamps")
+    ),
+    call!(312, tasks::comparing::kcmp, Partial("no KCMP_EPOLL_TFD (EOPNOTSUPP)")),
+    row(248, "add_key", &[Str, Str, Hex, Int, Int], |_| Err(Errno::ENOSYS), Missing(NO_KEYS)),
+    row(249, "request_key", &[Str, Str, Str, Int], |_| Err(Errno::ENOSYS), Missing(NO_KEYS)),
+    row(250, "keyctl", &[Int, Hex, Hex, Hex, Hex], |_| Err(Errno::ENOSYS), Missing(NO_KEYS)),
+    row(
+        103,
+        "syslog",
+        &[Int, Hex, Int],
+        |_| Err(Errno::EPERM),
+        Missing("EPERM, as without privileges: /proc/sys/kernel/dmesg_restrict is 1"),
     ),
     call!(315, tasks::sched_getattr, Full),
     call!(318, tasks::getrandom, Full),

@@ -79,7 +79,7 @@ bitflags! {
 }
 
 /// New namespaces need privileges that no guest has.
-const NAMESPACES: CloneFlags = CloneFlags::NEWNS
+pub const NAMESPACES: CloneFlags = CloneFlags::NEWNS
     .union(CloneFlags::NEWCGROUP)
     .union(CloneFlags::NEWUTS)
     .union(CloneFlags::NEWIPC)
@@ -307,6 +307,7 @@ fn new_thread(request: &Request, tid: Tid, process: Arc<Process>) -> Arc<Thread>
     let thread = Thread::new(tid, process, frame);
     thread.name.set(maker.name.get());
     thread.scheduling.set(maker.scheduling.get().inherited());
+    thread.memory_policy.set(maker.memory_policy.get());
     let fs_base = if has(CloneFlags::SETTLS) { request.tls } else { Machine::fs_base() };
     thread.context.set_fs_base(fs_base);
     thread.context.set_gs_base(maker.context.gs_base());

@@ -162,6 +162,8 @@ pub const RLIMIT_MEMLOCK: usize = 8;
 pub const RLIMIT_AS: usize = 9;
 /// Index of `RLIMIT_SIGPENDING` in [`Process::limits`].
 pub const RLIMIT_SIGPENDING: usize = 11;
+/// Index of `RLIMIT_MSGQUEUE` in [`Process::limits`], in bytes.
+pub const RLIMIT_MSGQUEUE: usize = 12;
 /// Index of `RLIMIT_NICE` in [`Process::limits`].
 pub const RLIMIT_NICE: usize = 13;
 /// Index of `RLIMIT_RTPRIO` in [`Process::limits`].
@@ -540,13 +542,13 @@ impl ResourceLimit {
 pub const DEFAULT_LIMITS: [ResourceLimit; 16] = {
     let mut limits = [ResourceLimit::both(RLIM_INFINITY); 16];
     limits[RLIMIT_STACK] = ResourceLimit { current: 8 << 20, maximum: RLIM_INFINITY };
-    // RLIMIT_CORE, RLIMIT_MSGQUEUE.
+    // RLIMIT_CORE.
     limits[4] = ResourceLimit { current: 0, maximum: RLIM_INFINITY };
     limits[RLIMIT_NPROC] = ResourceLimit::both(32768);
     limits[RLIMIT_NOFILE] = ResourceLimit { current: 1024, maximum: 1 << 20 };
     limits[RLIMIT_MEMLOCK] = ResourceLimit::both(8 << 20);
     limits[RLIMIT_SIGPENDING] = ResourceLimit::both(32768);
-    limits[12] = ResourceLimit::both(819200);
+    limits[RLIMIT_MSGQUEUE] = ResourceLimit::both(819200);
     limits[RLIMIT_NICE] = ResourceLimit::both(0);
     limits[RLIMIT_RTPRIO] = ResourceLimit::both(0);
     limits

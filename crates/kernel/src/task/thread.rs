@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use super::Process;
 use super::host_process::{self, ForkRequest};
 use super::ids::Tid;
+use super::memory_policy::MemoryPolicy;
 use super::sched_attributes::Scheduling;
 use super::scheduler::{RunState, SchedState};
 use super::signal::ThreadSignals;
@@ -33,6 +34,8 @@ pub struct Thread {
     pub sched: KernelCell<SchedState>,
     /// CPUs, policy, priority and nice value that it has asked for.
     pub scheduling: KernelCell<Scheduling>,
+    /// On which nodes it wants its memory.
+    pub memory_policy: KernelCell<MemoryPolicy>,
     /// Signal mask, pending signals, alternate stack.
     pub signals: KernelCell<ThreadSignals>,
     /// Set when the thread has to end: its process exits or executes a program.
@@ -69,6 +72,7 @@ impl Thread {
             name: KernelCell::new([0; 16]),
             sched: KernelCell::new(SchedState::new()),
             scheduling: KernelCell::default(),
+            memory_policy: KernelCell::default(),
             signals: KernelCell::new(ThreadSignals::default()),
             dying: AtomicBool::new(false),
             set_child_tid: AtomicU64::new(0),

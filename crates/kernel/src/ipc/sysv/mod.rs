@@ -59,8 +59,13 @@ fn now_s() -> i64 {
 /// The process has ended: what it has done with `SEM_UNDO` is undone, and memory
 /// that only it had attached may go.
 pub fn process_ended(process: &Process) {
+    undo_semaphores(process);
+    memory::process_ended(process);
+}
+
+/// Undoes what the process has done with `SEM_UNDO`.
+pub fn undo_semaphores(process: &Process) {
     for (_, set) in system_v().semaphores.all() {
         set.undo(process.pid);
     }
-    memory::process_ended(process);
 }

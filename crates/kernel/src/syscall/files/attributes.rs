@@ -14,7 +14,8 @@ use crate::time::{Timespec, Timeval};
 /// umask(2).
 pub fn umask(Mode(mask): Mode) -> Result<u32> {
     let process = current_process();
-    let mut fs = process.fs.borrow_mut();
+    let fs = process.fs();
+    let mut fs = fs.borrow_mut();
     Ok(core::mem::replace(&mut fs.umask, mask & 0o777))
 }
 

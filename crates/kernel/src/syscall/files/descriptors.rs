@@ -14,6 +14,7 @@ use crate::fs::open::{How, open as open_path};
 use crate::fs::overlay::{RegularFile, Seals, node_of_inode};
 use crate::fs::path::Path;
 use crate::fs::walk::Resolve;
+use crate::ipc::mqueue::notification;
 use crate::state::kernel;
 use crate::task::current_process;
 
@@ -95,6 +96,7 @@ pub fn openat2(dirfd: Fd, path: UserString, how: UserPtr<OpenHow>, size: usize) 
 /// Ends the use of a descriptor that has been taken out of the table.
 fn closed(open: Arc<OpenFile>) {
     open.release_record_locks();
+    notification::descriptor_closed(&current_process(), &open);
     drop(open);
 }
 

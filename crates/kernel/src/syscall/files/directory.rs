@@ -164,7 +164,7 @@ pub fn fchdir(fd: Fd) -> Result<()> {
 }
 
 fn set_cwd(path: Path) {
-    let old = core::mem::replace(&mut current_process().fs.borrow_mut().cwd, path);
+    let old = core::mem::replace(&mut current_process().fs().borrow_mut().cwd, path);
     drop(old);
 }
 
@@ -175,7 +175,7 @@ pub fn chroot(path: UserString) -> Result<()> {
     if !context.identity.can(Capabilities::SYS_CHROOT) {
         return Err(Errno::EPERM);
     }
-    let old = core::mem::replace(&mut current_process().fs.borrow_mut().root, path);
+    let old = core::mem::replace(&mut current_process().fs().borrow_mut().root, path);
     drop(old);
     Ok(())
 }

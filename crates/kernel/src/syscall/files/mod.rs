@@ -1,5 +1,6 @@
 //! System calls on files: they translate arguments and delegate.
 
+pub mod aio;
 pub mod attributes;
 pub mod control;
 pub mod copy;

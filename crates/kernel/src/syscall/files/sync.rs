@@ -6,7 +6,7 @@ use crate::fs::file::OpenFile;
 
 /// Nothing lies between a write and the file, so there is nothing to wait for,
 /// unless the file is on the host.
-fn synchronized(open: &OpenFile) -> Result<()> {
+pub fn synchronized(open: &OpenFile) -> Result<()> {
     if open.file.seekable() { open.file.sync() } else { Err(Errno::EINVAL) }
 }
 

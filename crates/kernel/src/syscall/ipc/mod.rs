@@ -2,6 +2,7 @@
 
 pub mod epoll;
 pub mod eventfd;
+pub mod mqueue;
 pub mod poll;
 pub mod select;
 pub mod signalfd;

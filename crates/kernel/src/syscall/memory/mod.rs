@@ -1,6 +1,7 @@
 //! System calls on memory.
 
 pub mod locking;
+pub mod policy;
 
 use alloc::sync::Arc;
 

@@ -3,8 +3,10 @@
 use crate::args::{UserPtr, Word};
 use crate::errno::{Errno, Result};
 use crate::ipc::pidfd::NewPidFd;
+use crate::ipc::sysv;
 use crate::platform::user::UserAddress;
 use crate::task::clone::{CloneFlags, NewTask, Request};
+use crate::task::current_process;
 use crate::task::ids::Tid;
 use crate::task::signal::{SIGNAL_COUNT, Signal};
 
@@ -83,6 +85,15 @@ pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<Tid> {
         tls: wanted.tls,
     };
     make(&request, UserPtr::new(UserAddress(wanted.pidfd)))
+}
+
+/// unshare(2).
+pub fn unshare(Word(flags): Word) -> Result<()> {
+    let process = current_process();
+    if process.unshare(flags)? {
+        sysv::undo_semaphores(&process);
+    }
+    Ok(())
 }
 
 /// Makes the thread or process; its id. All that can fail comes before it is there.

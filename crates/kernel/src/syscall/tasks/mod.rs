@@ -3,6 +3,7 @@
 mod capabilities;
 mod children;
 pub mod clone;
+pub mod comparing;
 mod credentials;
 pub mod futex;
 mod groups;
