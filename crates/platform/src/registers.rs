@@ -59,6 +59,8 @@ pub const USER_SS: u64 = 0x2b;
 pub const ALIGNMENT_CHECK: u64 = 1 << 18;
 /// Flag with which the processor traps after every instruction (`TF`).
 pub const TRAP_FLAG: u64 = 1 << 8;
+/// The architecture, as seccomp(2) and ptrace(2) name it (`AUDIT_ARCH_X86_64`).
+pub const AUDIT_ARCH: u32 = 0xc000_003e;
 /// Flags of a new thread: interrupts enabled, as user code always sees them.
 pub const INITIAL_RFLAGS: u64 = 0x202;
 

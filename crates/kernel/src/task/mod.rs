@@ -13,6 +13,7 @@ pub mod ids;
 pub mod oom;
 pub mod oom_killer;
 pub mod process;
+pub mod ptrace;
 pub mod sched_attributes;
 pub mod scheduler;
 pub mod signal;
@@ -20,7 +21,9 @@ pub mod space;
 pub mod thread;
 pub mod timers;
 pub mod usage;
+pub mod visit;
 pub mod wait;
+pub mod watched;
 pub mod work;
 
 pub use credentials::{Capabilities, Credentials};
