@@ -6,11 +6,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use bitflags::bitflags;
 
 use super::process::{PID_MAX, Process, RLIMIT_NPROC, Resources, Shares, Sharing};
+use super::ptrace::Event;
 use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
 use super::thread::{Thread, current};
 use super::timers::cpu_limit;
 use super::wait::wait_uninterruptibly;
-use super::ptrace::Event;
 use super::{Capabilities, host_process, ptrace, scheduler};
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};

@@ -396,7 +396,8 @@ impl Process {
         shares: Shares,
     ) -> Self {
         let maker = super::thread::running().map(|thread| thread.tid());
-        let family = Family { parent, exit_signal, maker, has_executed: false, ..self.family.get() };
+        let family =
+            Family { parent, exit_signal, maker, has_executed: false, ..self.family.get() };
         Self {
             credentials: KernelCell::new(self.credentials.borrow_mut().clone()),
             limits: KernelCell::new(self.limits.get()),

@@ -112,11 +112,8 @@ fn send(process: &Process, errand: Errand) -> Result<Outcome> {
     if process.is_zombie() || space.users() == 0 {
         return Err(Errno::ESRCH);
     }
-    let visit = Arc::new(Visit {
-        errand,
-        outcome: KernelCell::new(None),
-        is_done: WaitQueue::new(),
-    });
+    let visit =
+        Arc::new(Visit { errand, outcome: KernelCell::new(None), is_done: WaitQueue::new() });
     start(space, visit.clone());
     wait_uninterruptibly(&visit.is_done, || visit.outcome.borrow_mut().take())
 }

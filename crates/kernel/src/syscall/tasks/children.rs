@@ -112,12 +112,12 @@ impl Candidates {
                 && which.includes(child)
                 && waits_for_kind(child)
         });
+        if tasks.tracees.is_empty() {
+            return Self { children, ..Self::default() };
+        }
         let traced = tasks.processes_where(|other| {
             ptrace::awaited_tracer(other) == Some(own.pid) && which.includes(other)
         });
-        if tasks.tracees.is_empty() {
-            return Self { children, traced, ..Self::default() };
-        }
         let is_meant = |tid: Tid, process: &Process| match which {
             Processes::One(pid) => tid == pid.main_thread(),
             _ => which.includes(process),

@@ -45,9 +45,10 @@ pub fn of_clone(flags: CloneFlags, exit_signal: Option<Signal>) -> Option<Event>
 /// Has the tracer of the running thread trace a new one, which nobody knows yet: it begins with a stop.
 pub(in crate::task) fn inherit(child: &Arc<Thread>) {
     let own = current();
-    let Some((tracer, by, attachment, options)) = own.tracee.with(|tracing| {
-        (tracing.tracer, tracing.by, tracing.attachment, tracing.options)
-    }) else {
+    let Some((tracer, by, attachment, options)) = own
+        .tracee
+        .with(|tracing| (tracing.tracer, tracing.by, tracing.attachment, tracing.options))
+    else {
         return;
     };
     begin(child, tracer, by, attachment, options);

@@ -198,7 +198,8 @@ pub fn user_word(thread: &Thread, offset: u64) -> Result<u64> {
 pub fn set_user_word(thread: &Thread, offset: u64, value: u64) -> Result<()> {
     let index = user_index(offset)?;
     let mut registers = general(thread);
-    if let Some(word) = bytemuck::cast_slice_mut(core::slice::from_mut(&mut registers)).get_mut(index)
+    if let Some(word) =
+        bytemuck::cast_slice_mut(core::slice::from_mut(&mut registers)).get_mut(index)
     {
         *word = value;
         return set_general(thread, &registers);

@@ -107,7 +107,9 @@ impl Stopped {
         }
         if !is_group_stop || is_due == Some(true) {
             // What it would listen for has come.
-            self.0.tracee.with(|tracing| (tracing.is_listening, tracing.trap_is_due) = (false, true));
+            self.0
+                .tracee
+                .with(|tracing| (tracing.is_listening, tracing.trap_is_due) = (false, true));
             self.0.tracee.resumed.wake_all(crate::task::wait::Events::IN);
         }
         Ok(())

@@ -9,7 +9,7 @@ use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::ids::{Pid, Tid};
 use crate::task::process::ExitStatus;
-use crate::task::signal::{self, SIGCHLD, SIGKILL, SI_KERNEL, SignalInfo};
+use crate::task::signal::{self, SI_KERNEL, SIGCHLD, SIGKILL, SignalInfo};
 use crate::task::thread::Thread;
 use crate::task::wait::Events;
 use crate::task::watched::{self, Watchers};
@@ -20,6 +20,8 @@ use crate::task::{Process, exit};
 pub struct Tracees {
     living: KernelCell<Vec<Arc<Thread>>>,
     ended: KernelCell<Vec<EndedTracee>>,
+    /// Number of processes that have ended, and whose tracers have not heard of it.
+    awaiting: KernelCell<usize>,
 }
 
 /// A thread, not the main one of its process, whose tracer has not heard that it has ended.
@@ -61,7 +63,8 @@ impl Tracees {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.living.borrow_mut().is_empty() && self.ended.borrow_mut().is_empty()
+        let none_lives = self.living.borrow_mut().is_empty();
+        none_lives && self.ended.borrow_mut().is_empty() && self.awaiting.get() == 0
     }
 
     /// Those of a process.
@@ -146,6 +149,9 @@ fn release_tracees(tracer: &Thread) {
 /// A process ends, and so do its claims to hear of others first.
 pub(in crate::task) fn process_ends(process: &Process) {
     let tasks = &kernel().tasks;
+    if tasks.tracees.is_empty() {
+        return;
+    }
     let forgotten = tasks.tracees.ended_of(process.pid);
     forgotten.iter().for_each(|ended| tasks.tracees.forget_ended(ended.tid));
     for other in tasks.processes_where(|other| other.awaits_tracer.get() == Some(process.pid)) {
@@ -156,12 +162,14 @@ pub(in crate::task) fn process_ends(process: &Process) {
 /// The tracer of a process that has ended has heard of it: now the parent does.
 pub fn heard_by_tracer(process: &Arc<Process>) {
     process.awaits_tracer.set(None);
+    *kernel().tasks.tracees.awaiting.borrow_mut() -= 1;
     exit::report_end_to_parent(process);
 }
 
 /// A process has ended: whether its tracer, who is not its parent, hears of it first.
 pub(in crate::task) fn tracer_hears_first(process: &Arc<Process>, status: ExitStatus) -> bool {
-    let Some(by) = process.remains.get().tracer.filter(|&by| process.parent_pid() != Some(by)) else {
+    let Some(by) = process.remains.get().tracer.filter(|&by| process.parent_pid() != Some(by))
+    else {
         return false;
     };
     let Some(tracer) = kernel().tasks.process(by).filter(|tracer| !tracer.is_zombie()) else {
@@ -171,6 +179,7 @@ pub(in crate::task) fn tracer_hears_first(process: &Arc<Process>, status: ExitSt
         return false;
     }
     process.awaits_tracer.set(Some(by));
+    *kernel().tasks.tracees.awaiting.borrow_mut() += 1;
     signal::send_to_process(&tracer, signal::child_ended(process, SIGCHLD, status));
     tracer.children_changed.wake_all(Events::IN);
     true
@@ -178,6 +187,9 @@ pub(in crate::task) fn tracer_hears_first(process: &Arc<Process>, status: ExitSt
 
 /// Whether the parent of a process hears of its stops as its tracer, and so not as its parent.
 pub fn is_traced_by_parent(process: &Process) -> bool {
+    if kernel().tasks.tracees.living.borrow_mut().is_empty() {
+        return false;
+    }
     let main = kernel().tasks.thread(process.pid.main_thread());
     main.and_then(|main| main.tracee.tracer()).is_some_and(|by| process.parent_pid() == Some(by))
 }
