@@ -338,11 +338,6 @@ fn urge(thread: &Thread) {
     scheduler::interrupt(thread);
 }
 
-/// Whether a thread, if it has stopped, is to be told of by its state: `t`.
-pub fn is_standing(thread: &Thread) -> bool {
-    thread.tracee.has_stopped()
-}
-
 /// Who traces a process that has ended, before its parent hears of it.
 pub fn awaited_tracer(process: &Process) -> Option<Pid> {
     process.awaits_tracer.get()

@@ -88,15 +88,14 @@ pub fn general(thread: &Thread) -> UserRegisters {
 
 /// Replaces them. `EIO` for what user code cannot have.
 pub fn set_general(thread: &Thread, new: &UserRegisters) -> Result<()> {
-    let selectors_fit = new.cs == USER_CS && new.ss == USER_SS && new.selectors == [0; 4];
-    let is_of_guest = new.rip < KERNEL_BASE
-        && new.rsp < KERNEL_BASE
-        && new.fs_base < GUEST_MAX
-        && new.gs_base < GUEST_MAX;
     let old = general(thread);
+    let selectors_fit = new.cs == USER_CS && new.ss == USER_SS && new.selectors == [0; 4];
+    // The entries into the kernel would have to know of another base of `%gs`.
+    let bases_fit = new.fs_base < GUEST_MAX && new.gs_base == old.gs_base;
+    // A thread may have stopped in the kernel's part of the vdso.
     let may_be = |new: u64, old: u64| new == old || new < KERNEL_BASE;
-    let is_possible = is_of_guest || may_be(new.rip, old.rip) && may_be(new.rsp, old.rsp);
-    if !selectors_fit || !is_possible {
+    let is_of_guest = may_be(new.rip, old.rip) && may_be(new.rsp, old.rsp);
+    if !selectors_fit || !bases_fit || !is_of_guest {
         return Err(Errno::EIO);
     }
     let frame = thread.frame();
@@ -125,7 +124,6 @@ pub fn set_general(thread: &Thread, new: &UserRegisters) -> Result<()> {
     registers.how = RETURN_FULL;
     frame.set(registers);
     thread.context.set_fs_base(new.fs_base);
-    thread.context.set_gs_base(new.gs_base);
     Ok(())
 }
 
@@ -214,4 +212,62 @@ pub fn set_user_word(thread: &Thread, offset: u64, value: u64) -> Result<()> {
 fn user_index(offset: u64) -> Result<usize> {
     let is_word = offset.is_multiple_of(8) && offset < USER_SIZE;
     if is_word { Ok((offset / 8) as usize) } else { Err(Errno::EIO) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::thread::current_arc;
+    use crate::testing::Sandbox;
+
+    #[test]
+    fn what_user_code_cannot_have_is_refused() {
+        let _sandbox = Sandbox::new();
+        let thread = current_arc();
+        let own = general(&thread);
+        assert_eq!(set_general(&thread, &own), Ok(()));
+        let refused = [
+            UserRegisters { cs: 0x10, ..own },
+            UserRegisters { selectors: [0x2b, 0, 0, 0], ..own },
+            UserRegisters { rip: KERNEL_BASE, ..own },
+            UserRegisters { rsp: u64::MAX, ..own },
+            UserRegisters { fs_base: 1 << 63, ..own },
+            UserRegisters { gs_base: own.gs_base + 8, ..own },
+        ];
+        for new in refused {
+            assert_eq!(set_general(&thread, &new), Err(Errno::EIO), "{new:?}");
+        }
+        // Neither interrupts nor the rights of input and output can be taken.
+        let flags = UserRegisters { rflags: u64::MAX, ..own };
+        assert_eq!(set_general(&thread, &flags), Ok(()));
+        assert_eq!(general(&thread).rflags & 0x3000, 0);
+    }
+
+    #[test]
+    fn words_of_struct_user_are_registers_or_nothing() {
+        let _sandbox = Sandbox::new();
+        let thread = current_arc();
+        let rbx = core::mem::offset_of!(UserRegisters, rbx) as u64;
+        assert_eq!(set_user_word(&thread, rbx, 77), Ok(()));
+        assert_eq!(user_word(&thread, rbx), Ok(77));
+        assert_eq!(user_word(&thread, 3), Err(Errno::EIO));
+        assert_eq!(user_word(&thread, USER_SIZE), Err(Errno::EIO));
+        assert_eq!(user_word(&thread, DEBUG_REGISTERS), Ok(0));
+        assert_eq!(set_user_word(&thread, DEBUG_REGISTERS + 56, 0), Ok(()));
+        assert_eq!(set_user_word(&thread, DEBUG_REGISTERS + 56, 1), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn vector_registers_come_back_as_they_were_written() {
+        let _sandbox = Sandbox::new();
+        let thread = current_arc();
+        let mut all = vector(&thread);
+        all[XMM..XMM + 256].fill(7);
+        assert_eq!(set_vector(&thread, &all), Ok(()));
+        assert_eq!(vector(&thread)[XMM..XMM + 256], [7; 256]);
+        let legacy = legacy_vector(&thread);
+        assert_eq!(legacy.len(), LEGACY);
+        assert_eq!(set_vector(&thread, &legacy), Ok(()));
+        assert_eq!(set_vector(&thread, &legacy[..500]), Err(Errno::EINVAL));
+    }
 }
