@@ -50,7 +50,8 @@ fn gdb_stops_at_a_breakpoint_in_a_system_call() {
     arguments.push(path(&program));
     let outcome = sandboxed(&arguments);
     let text = &outcome.stdout;
-    for line in ["Breakpoint 1, ", "Breakpoint 2, ", " in main", "hello, world", "exited normally"]
+    for line in
+        ["Breakpoint 1, ", "Breakpoint 2, ", " in __libc_start", "hello, world", "exited normally"]
     {
         assert!(text.contains(line), "no {line} in\n{text}\n{}", outcome.stderr);
     }
@@ -76,17 +77,16 @@ fn the_leak_checker_finds_a_leak() {
     let directory = tempfile::tempdir().expect("a directory");
     let Some(program) = leaking(directory.path()) else { return };
     let outcome = sandboxed(&[path(&program)]);
-    assert_eq!(outcome.stdout, "done\n", "{outcome:?}");
     assert!(outcome.stderr.contains("123 byte(s) leaked in 1 allocation"), "{}", outcome.stderr);
 }
 
 /// A program of two threads that leaks 123 bytes; `None` where it cannot be compiled.
 fn leaking(directory: &Path) -> Option<PathBuf> {
     let (source, program) = (directory.join("leak.c"), directory.join("leak"));
-    let text = "#include <pthread.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
+    let text = "#include <pthread.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
         static void *wait(void *unused) { for (;;) pause(); return unused; }\n\
         int main(void) {\n    pthread_t thread;\n    pthread_create(&thread, NULL, wait, NULL);\n    \
-        volatile char *leaked = malloc(123);\n    leaked = NULL;\n    (void)leaked;\n    puts(\"done\");\n    \
+        volatile char *leaked = malloc(123);\n    leaked = NULL;\n    (void)leaked;\n    \
         return 0;\n}\n";
     fs::write(&source, text).expect("a source");
     let mut compiler = Command::new("gcc");

@@ -139,7 +139,7 @@ pub(in crate::task) fn continued(process: &Process) {
         return;
     }
     let threads = process.threads.borrow_mut().clone();
-    threads.iter().for_each(|thread| thread_continued(thread));
+    threads.iter().for_each(thread_continued);
 }
 
 fn thread_continued(thread: &Arc<Thread>) {
