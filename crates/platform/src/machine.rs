@@ -756,4 +756,11 @@ pub trait SystemCallSites: Saved + Default {
     /// Whether a fault is of a vCPU that found code not executable, since another one
     /// was writing to it: it is to try again.
     fn is_being_written(&self, frame: &Frame, code: &dyn Code) -> bool;
+
+    /// Puts back all that was replaced, and replaces nothing until [`SystemCallSites::replace_again`]:
+    /// somebody looks at the code, and writes to it. Only in the address space itself.
+    fn put_back(&self, code: &dyn Code);
+
+    /// Sites are replaced again.
+    fn replace_again(&self);
 }

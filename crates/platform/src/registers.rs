@@ -61,6 +61,8 @@ pub const ALIGNMENT_CHECK: u64 = 1 << 18;
 pub const TRAP_FLAG: u64 = 1 << 8;
 /// Trap number of a step (`#DB`).
 pub const DEBUG_EXCEPTION: u64 = 1;
+/// The architecture, as seccomp(2) and ptrace(2) name it (`AUDIT_ARCH_X86_64`).
+pub const AUDIT_ARCH: u32 = 0xc000_003e;
 /// Flags of a new thread: interrupts enabled, as user code always sees them.
 pub const INITIAL_RFLAGS: u64 = 0x202;
 

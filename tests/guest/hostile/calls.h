@@ -105,6 +105,7 @@
     CALL(98, getrusage, "ix") \
     CALL(99, sysinfo, "x") \
     CALL(100, times, "x") \
+    CALL(101, ptrace, "xixx") \
     CALL(102, getuid, "") \
     CALL(103, syslog, "ixi") \
     CALL(104, getgid, "") \
@@ -277,6 +278,8 @@
     CALL(306, syncfs, "f") \
     CALL(307, sendmmsg, "fxix") \
     CALL(309, getcpu, "xxx") \
+    CALL(310, process_vm_readv, "ixixix") \
+    CALL(311, process_vm_writev, "ixixix") \
     CALL(312, kcmp, "iiiii") \
     CALL(314, sched_setattr, "ixx") \
     CALL(315, sched_getattr, "ixix") \

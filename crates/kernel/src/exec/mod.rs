@@ -27,7 +27,7 @@ use crate::platform::registers::TrapFrame;
 use crate::state::kernel;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
-use crate::task::{Credentials, Process, exit, host_process, signal};
+use crate::task::{Credentials, Process, exit, host_process, ptrace, signal};
 
 /// Most bytes of arguments and environment together: a quarter of the default
 /// stack limit, as on Linux (execve(2), "Limits on size").
@@ -143,6 +143,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let prepared = program.prepare(process)?;
     let credentials = prepared.credentials(&process.credentials.borrow_mut())?;
     // Nothing but a host that has no process left fails from here on.
+    let old = thread.tid();
     become_only_thread(&thread)?;
     exit::leave_memory(&thread);
     if process.mm().users() > 1 {
@@ -173,6 +174,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     Machine::forget_own_gs();
     thread.context.reset_fpu();
     thread.frame().set(frame);
+    ptrace::events::executed(old);
     Ok(frame.rax)
 }
 
@@ -197,12 +199,15 @@ fn become_only_thread(thread: &Thread) -> Result<()> {
         (process.threads.borrow_mut().len() == 1).then_some(Ok(()))
     })?;
     let main = process.pid.main_thread();
-    if thread.tid() != main {
+    let old = thread.tid();
+    if old != main {
         let mut threads = kernel().tasks.threads.borrow_mut();
         if let Some(this) = threads.remove(&thread.tid()) {
             this.set_tid(main);
             threads.insert(main, this);
         }
+        drop(threads);
+        kernel().tasks.tracees.rename_tracer(old, main);
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ pub mod backing;
 pub mod code;
 pub mod elf_symbols;
 pub mod file_parts;
+pub mod force;
 pub mod heap;
 pub mod image;
 pub mod lazy;

@@ -198,7 +198,8 @@ mod tests {
         memory.share(0, 0x4000);
         memory.share(0x1000, 0x2000);
         assert_eq!(memory.release(0x1000, 0x4000), []);
-        assert_eq!(memory.release(0, 0x4000), [(0, 0x1000), (0x2000, 0x4000)]);
+        assert_eq!(memory.release(0, 0x4000), [(0x2000, 0x4000)]);
+        assert_eq!(memory.release(0, 0x1000), [(0, 0x1000)]);
         assert_eq!(memory.ranges(), [(0x1000, 0x2000)]);
         assert_eq!(memory.take(0x1000), Ok(0));
         assert_eq!(memory.ranges(), [(0, 0x2000)]);

@@ -2,6 +2,7 @@
 
 mod cpu;
 mod descriptors;
+mod mem;
 mod memory;
 mod process;
 mod settings;

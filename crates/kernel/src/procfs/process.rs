@@ -146,7 +146,7 @@ const CONSTANT: &[(&str, u32, &str)] = &[
 const LINKS: &[&str] = &["exe", "cwd", "root"];
 const DIRECTORIES: &[&str] = &["fd", "fdinfo", "net", "ns"];
 /// Files that can be written to.
-const SETTINGS: &[&str] = &["comm", "oom_score_adj"];
+const SETTINGS: &[&str] = &["comm", "mem", "oom_score_adj"];
 
 impl ProcessNames {
     /// Whom the files are about: a process and its thread, or no thread if it has ended.
@@ -202,6 +202,7 @@ impl Names for ProcessNames {
             b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),
             b"net" => Directory::new(place, Fixed(settings::NET)),
             b"ns" => Directory::new(place, Namespaces),
+            b"mem" => super::mem::inode(place, pid),
             b"task" if self.kind == DirectoryKind::Process => Directory::new(place, Tasks { pid }),
             b"comm" => Generated::new(
                 place,

@@ -43,6 +43,8 @@ pub(super) struct Subject<'a> {
     pub cpu_ns: u64,
     pub threads: usize,
     pub sets: SignalSets,
+    /// The number of the thread that traces it, or 0.
+    pub tracer: u32,
     /// Its memory; `None` if it has none any more.
     pub memory: Option<Totals>,
 }
@@ -59,6 +61,7 @@ impl<'a> Subject<'a> {
             cpu_ns: if is_main { process.cpu_ns() } else { thread.cpu_ns() },
             threads: thread_ids(process.pid).len(),
             sets: SignalSets::of(thread, process),
+            tracer: thread.tracee.tracing_thread().map_or(0, Tid::number),
             memory: Some(Totals::of(process)),
         }
     }
@@ -70,6 +73,9 @@ impl<'a> Subject<'a> {
 
 /// State as a letter and a word.
 fn state(thread: &Thread, process: &Process) -> (char, &'static str) {
+    if thread.tracee.has_stopped() {
+        return ('t', "tracing stop");
+    }
     if let Life::Stopped(_) = process.life.get() {
         return ('T', "stopped");
     }
@@ -153,7 +159,7 @@ fn write_status(text: &mut String, subject: &Subject<'_>) -> core::fmt::Result {
     }
     writeln!(text, "State:\t{letter} ({word})")?;
     writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, subject.tid)?;
-    writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent_number())?;
+    writeln!(text, "PPid:\t{}\nTracerPid:\t{}", process.parent_number(), subject.tracer)?;
     let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups, .. } =
         credentials;
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;

@@ -25,7 +25,7 @@ pub(super) fn content(file: &[u8], process: &Process) -> Result<Vec<u8>> {
 /// Refuses to open what Linux refuses to open: files about memory (`ESRCH`) and mounts (`EINVAL`).
 pub(super) fn check(file: &[u8]) -> Result<()> {
     match file {
-        b"auxv" | b"environ" | b"smaps_rollup" => Err(Errno::ESRCH),
+        b"auxv" | b"environ" | b"mem" | b"smaps_rollup" => Err(Errno::ESRCH),
         b"mountinfo" | b"mounts" | b"mountstats" => Err(Errno::EINVAL),
         _ => Ok(()),
     }
@@ -51,6 +51,7 @@ fn subject(process: &Process) -> Subject<'_> {
         cpu_ns: process.cpu_ns(),
         threads: 1,
         sets: SignalSets::of_process(process, remains.blocked),
+        tracer: 0,
         memory: None,
     }
 }

@@ -10,9 +10,10 @@ pub mod tasks;
 pub mod trace;
 
 use crate::args::{Args, Handler, Kind};
-use crate::errno::Errno;
+use crate::errno::{Errno, Result};
 use crate::platform::registers::Frame;
-use crate::task::host_process;
+use crate::task::ptrace::calls::{self, Entered};
+use crate::task::{host_process, watched};
 
 /// How well a system call is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,25 +54,47 @@ pub struct Counts {
 /// Performs the system call of a frame.
 pub fn perform(frame: &Frame) {
     host_process::count_call();
-    let entry = usize::try_from(frame.orig_rax())
-        .ok()
-        .and_then(|number| table::BY_NUMBER.get(number).copied().flatten());
-    let is_watched = trace::is_watched();
-    if is_watched {
-        trace::enter(entry, frame);
+    if !watched::watchers().is_empty() {
+        return perform_watched(frame);
     }
-    let result = match entry {
+    let result = call(entry_of(frame), frame);
+    frame.set_rax(to_register(result));
+}
+
+/// The row of the table for the call of a frame.
+#[inline]
+fn entry_of(frame: &Frame) -> Option<&'static Entry> {
+    let number = usize::try_from(frame.orig_rax()).ok()?;
+    table::BY_NUMBER.get(number).copied().flatten()
+}
+
+#[inline]
+fn call(entry: Option<&Entry>, frame: &Frame) -> Result<u64> {
+    match entry {
         Some(entry) => (entry.handler)(&Args(frame.arguments())),
         None => {
             trace::count_unknown(frame.orig_rax());
             Err(Errno::ENOSYS)
         }
-    };
-    frame.set_rax(match result {
+    }
+}
+
+#[inline]
+fn to_register(result: Result<u64>) -> u64 {
+    match result {
         Ok(value) => value,
         Err(error) => error.to_return(),
-    });
-    if is_watched {
+    }
+}
+
+/// The same while somebody watches: the trace, or a tracer (ptrace(2)), who may change the call.
+fn perform_watched(frame: &Frame) {
+    if calls::enter(frame) == Entered::Perform {
+        let entry = entry_of(frame);
+        trace::enter(entry, frame);
+        let result = call(entry, frame);
+        frame.set_rax(to_register(result));
         trace::leave(entry, frame);
     }
+    calls::leave(frame);
 }

@@ -438,6 +438,13 @@ pub const ENTRIES: &[Entry] = &[
         |_| Err(Errno::EPERM),
         Missing("EPERM: the clock is the host's"),
     ),
+    call!(
+        101,
+        tasks::ptrace::ptrace,
+        Partial("no debug registers: they read as 0; no PTRACE_SYSEMU (EIO)")
+    ),
+    call!(310, tasks::ptrace::process_vm_readv, Full),
+    call!(311, tasks::ptrace::process_vm_writev, Full),
     call!(222, tasks::posix_timers::timer_create, Full),
     call!(223, tasks::posix_timers::timer_settime, Full),
     call!(224, tasks::posix_timers::timer_gettime, Full),

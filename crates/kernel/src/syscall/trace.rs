@@ -3,7 +3,6 @@
 
 use alloc::collections::BTreeMap;
 use core::fmt::Write;
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use super::{Args, Entry, Kind, Support, activity};
 use crate::errno::Errno;
@@ -14,13 +13,7 @@ use crate::state::{OfBoot, kernel};
 use crate::sync::KernelCell;
 use crate::task::current;
 use crate::task::signal::Signal;
-
-/// Calls are printed.
-const PRINTED: u8 = 1;
-/// Calls are counted for [`activity`].
-const COUNTED: u8 = 2;
-/// What is done with calls, in one byte: a call that nobody watches reads no more than that.
-static WATCHED: AtomicU8 = AtomicU8::new(0);
+use crate::task::watched::{self, Watchers};
 
 /// Numbers of unknown calls and how often they were made, of each boot its own.
 #[derive(Default)]
@@ -40,22 +33,17 @@ impl Unknown {
 
 /// Switches the trace on or off for this boot, in which nothing is counted yet.
 pub fn enable(on: bool) {
-    WATCHED.store(if on { PRINTED } else { 0 }, Relaxed);
+    watched::set(if on { Watchers::PRINTED } else { Watchers::empty() });
 }
 
 /// Whether calls are traced.
 pub fn enabled() -> bool {
-    WATCHED.load(Relaxed) & PRINTED != 0
-}
-
-/// Whether calls are traced or counted.
-pub fn is_watched() -> bool {
-    WATCHED.load(Relaxed) != 0
+    watched::watchers().contains(Watchers::PRINTED)
 }
 
 /// Has calls counted from now on; whether they were before.
 pub fn begin_to_count() -> bool {
-    WATCHED.fetch_or(COUNTED, Relaxed) & COUNTED != 0
+    watched::add(Watchers::COUNTED).contains(Watchers::COUNTED)
 }
 
 /// Counts a call that is not in the table, and names it when it is first seen.
@@ -90,7 +78,7 @@ pub fn summary() {
 
 /// Before the call: printed at once if it may not come back to tell its result.
 pub fn enter(entry: Option<&Entry>, frame: &Frame) {
-    if WATCHED.load(Relaxed) & COUNTED != 0 {
+    if watched::watchers().contains(Watchers::COUNTED) {
         activity::count(entry);
     }
     if !enabled() {

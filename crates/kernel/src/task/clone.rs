@@ -6,15 +6,16 @@ use core::sync::atomic::Ordering::Relaxed;
 use bitflags::bitflags;
 
 use super::process::{PID_MAX, Process, RLIMIT_NPROC, Resources, Shares, Sharing};
+use super::ptrace::Event;
 use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
 use super::thread::{Thread, current};
 use super::timers::cpu_limit;
 use super::wait::wait_uninterruptibly;
-use super::{Capabilities, host_process, scheduler};
+use super::{Capabilities, host_process, ptrace, scheduler};
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
-use crate::platform::registers::RETURN_FULL;
+use crate::platform::registers::{RETURN_FULL, TRAP_FLAG};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::ids::{Pid, Tid};
@@ -146,6 +147,8 @@ impl Request {
 pub struct NewTask {
     thread: Arc<Thread>,
     flags: CloneFlags,
+    /// What the maker's tracer hears of it.
+    event: Option<Event>,
     is_known: bool,
 }
 
@@ -173,7 +176,11 @@ impl NewTask {
             return Err(Errno::EAGAIN);
         };
         let thread = new_thread(request, tid, process);
-        Ok(Self { thread, flags: request.flags, is_known: false })
+        let event = ptrace::events::of_clone(request.flags, request.exit_signal);
+        if event.is_some() || request.flags.contains(CloneFlags::PTRACE) {
+            ptrace::events::inherit(&thread);
+        }
+        Ok(Self { thread, flags: request.flags, event, is_known: false })
     }
 
     /// The thread's process.
@@ -201,6 +208,9 @@ impl NewTask {
 
 impl Drop for NewTask {
     fn drop(&mut self) {
+        if !self.is_known {
+            ptrace::events::disinherit(&self.thread);
+        }
         if !self.is_known && !self.flags.contains(CloneFlags::THREAD) {
             self.process().mm().detach();
             self.process().release();
@@ -223,12 +233,16 @@ impl PublishedTask {
         if self.0.shares_memory() {
             scheduler::start(&self.0.thread);
         }
+        if let Some(event) = self.0.event {
+            ptrace::events::report(event, tid.number().into());
+        }
         // A thread has nothing of its own to give back.
         if self.0.flags.contains(CloneFlags::VFORK) && !self.0.flags.contains(CloneFlags::THREAD) {
             let child = self.0.process();
             let _: Result<()> = wait_uninterruptibly(&child.released, || {
                 (!child.borrows_memory.get()).then_some(Ok(()))
             });
+            ptrace::events::report(Event::VforkDone, tid.number().into());
         }
         tid
     }
@@ -300,6 +314,10 @@ fn new_thread(request: &Request, tid: Tid, process: Arc<Process>) -> Arc<Thread>
     frame.rax = 0;
     frame.orig_rax = u64::MAX;
     frame.how = RETURN_FULL;
+    if maker.tracee.is_traced() {
+        // A step is the maker's.
+        frame.rflags &= !TRAP_FLAG;
+    }
     if request.stack != 0 {
         frame.rsp = request.stack;
     }

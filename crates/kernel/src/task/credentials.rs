@@ -40,7 +40,7 @@ bitflags! {
         const IPC_OWNER = 1 << 15;
         /// Change the root directory.
         const SYS_CHROOT = 1 << 18;
-        /// Look into processes of others.
+        /// Trace anybody, and look into their memory.
         const SYS_PTRACE = 1 << 19;
         /// What has no capability of its own.
         const SYS_ADMIN = 1 << 21;

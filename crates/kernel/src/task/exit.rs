@@ -10,7 +10,7 @@ use super::hooks::above;
 use super::process::{ExitStatus, FIRST_PID, Life, Process, Remains, Resources};
 use super::signal::{self, Signal, SignalInfo};
 use super::thread::{Thread, current};
-use super::{futex, scheduler};
+use super::{futex, ptrace, scheduler};
 use crate::host::control;
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
@@ -56,6 +56,7 @@ pub fn exit_dying() -> ! {
 
 /// exit(2): ends the running thread, and with the last one the process.
 pub fn exit_thread(status: ExitStatus) -> ! {
+    ptrace::events::exits(status);
     leave(status);
     // Nothing on this stack is needed any more: the idle loop frees it.
     current().switch_to_idle();
@@ -74,6 +75,7 @@ fn leave(status: ExitStatus) {
     // The idle loop keeps the thread until it is off its stack.
     drop(removed);
     thread.context.forget_fpu();
+    ptrace::tracees::thread_ends(&thread, status);
     signal::pass_on(&process);
     process.thread_ended.wake_all(Events::IN);
     if process.threads.borrow_mut().is_empty() {
@@ -91,6 +93,7 @@ fn leave_remains(thread: &Thread) {
             name: thread.name.get(),
             scheduling: thread.scheduling.get(),
             blocked: thread.signals.borrow_mut().mask,
+            tracer: thread.tracee.tracer(),
         });
     }
 }
@@ -128,6 +131,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     let children = leave_children(process);
     signal::hang_up_orphans(process, &children);
     process.released.wake_all(Events::IN);
+    ptrace::tracees::process_ends(process);
     report_end(process, status);
 }
 
@@ -166,16 +170,32 @@ fn leave_children(process: &Process) -> Vec<Arc<Process>> {
             let info = SignalInfo::from_process(death, signal::SI_USER, process);
             signal::send_to_process(child, info);
         }
-        if let Life::Zombie(status) = child.life.get() {
-            report_end(child, status);
+        if let Life::Zombie(status) = child.life.get()
+            && ptrace::awaited_tracer(child).is_none()
+        {
+            tell_parent(child, status);
         }
     }
     children
 }
 
+/// Tells who waits for a process that it has ended: first its tracer, then its parent.
+fn report_end(process: &Arc<Process>, status: ExitStatus) {
+    if !ptrace::tracees::tracer_hears_first(process, status) {
+        tell_parent(process, status);
+    }
+}
+
+/// Tells the parent of a process that has ended, of which its tracer has heard.
+pub(super) fn report_end_to_parent(process: &Arc<Process>) {
+    if let Life::Zombie(status) = process.life.get() {
+        tell_parent(process, status);
+    }
+}
+
 /// Tells the parent that a child has ended. One that ignores its children
 /// (`SIG_IGN` or `SA_NOCLDWAIT` for `SIGCHLD`, sigaction(2)) need not wait for it.
-fn report_end(process: &Arc<Process>, status: ExitStatus) {
+fn tell_parent(process: &Arc<Process>, status: ExitStatus) {
     let Some(parent) = process.parent() else {
         forget(process);
         return;

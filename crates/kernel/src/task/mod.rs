@@ -14,6 +14,7 @@ pub mod memory_policy;
 pub mod oom;
 pub mod oom_killer;
 pub mod process;
+pub mod ptrace;
 pub mod sched_attributes;
 pub mod scheduler;
 pub mod signal;
@@ -22,7 +23,9 @@ pub mod thread;
 pub mod timers;
 pub mod unshare;
 pub mod usage;
+pub mod visit;
 pub mod wait;
+pub mod watched;
 pub mod work;
 
 pub use credentials::{Capabilities, Credentials};

@@ -31,6 +31,8 @@ pub struct Tasks {
     last_space: AtomicU64,
     /// How many times the out-of-memory killer has ended a process ([`super::oom_killer`]).
     pub oom_kills: KernelCell<u64>,
+    /// Who is traced (ptrace(2)).
+    pub tracees: super::ptrace::Tracees,
     /// How busy the sandbox is.
     pub usage: super::usage::Usage,
     /// Those who wait for the memory of such a process.
@@ -219,6 +221,8 @@ pub struct Family {
     pub session: Sid,
     /// The signal that the parent gets at the end.
     pub exit_signal: Option<Signal>,
+    /// The thread of the parent that has made it (ptrace(2), `PTRACE_TRACEME`).
+    pub maker: Option<Tid>,
     /// Whether it has executed a program since it was made (setpgid(2), `EACCES`).
     pub has_executed: bool,
 }
@@ -231,6 +235,7 @@ impl Family {
             group: pid.led_group(),
             session: pid.led_session(),
             exit_signal: None,
+            maker: None,
             has_executed: true,
         }
     }
@@ -325,11 +330,15 @@ pub struct Process {
     children_max_resident: AtomicU64,
     /// What its main thread has left.
     pub remains: KernelCell<Remains>,
+    /// Who hears before the parent that it has ended: the tracer of its main thread (ptrace(2)).
+    pub(super) awaits_tracer: KernelCell<Option<Pid>>,
 }
 
 /// What `/proc` shows of a main thread that has ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Remains {
+    /// Who traced it.
+    pub tracer: Option<Pid>,
     /// Its name, NUL-padded.
     pub name: [u8; 16],
     /// What it had asked of the scheduler.
@@ -355,11 +364,15 @@ impl Process {
         Self { credentials: KernelCell::new(credentials), ..Self::new(FIRST_PID, family, shares) }
     }
 
-    /// The process of a thread of the kernel's own ([`super::work`]). It has no memory: that of
-    /// the first host process is only where its thread runs.
-    pub fn of_kernel(pid: Pid, credentials: Credentials, resources: ProcessFiles) -> Self {
+    /// The process of a thread of the kernel's own ([`super::work`]). It has no memory: `mm` is
+    /// only where its thread runs.
+    pub fn of_kernel(
+        pid: Pid,
+        mm: Arc<Space>,
+        credentials: Credentials,
+        resources: ProcessFiles,
+    ) -> Self {
         let family = Family::of_leader(pid);
-        let mm = kernel().tasks.first_space();
         let shares = Shares { mm: mm.clone(), resources, borrows_memory: false };
         let process =
             Self { credentials: KernelCell::new(credentials), ..Self::new(pid, family, shares) };
@@ -383,7 +396,9 @@ impl Process {
         exit_signal: Option<Signal>,
         shares: Shares,
     ) -> Self {
-        let family = Family { parent, exit_signal, has_executed: false, ..self.family.get() };
+        let maker = super::thread::running().map(|thread| thread.tid());
+        let family =
+            Family { parent, exit_signal, maker, has_executed: false, ..self.family.get() };
         Self {
             credentials: KernelCell::new(self.credentials.borrow_mut().clone()),
             limits: KernelCell::new(self.limits.get()),
@@ -434,6 +449,7 @@ impl Process {
             max_resident: AtomicU64::new(0),
             children_max_resident: AtomicU64::new(0),
             remains: KernelCell::default(),
+            awaits_tracer: KernelCell::new(None),
         }
     }
 

@@ -10,6 +10,7 @@ use super::Process;
 use super::host_process::{self, ForkRequest};
 use super::ids::Tid;
 use super::memory_policy::MemoryPolicy;
+use super::ptrace::Tracee;
 use super::sched_attributes::Scheduling;
 use super::scheduler::{RunState, SchedState};
 use super::signal::ThreadSignals;
@@ -47,6 +48,8 @@ pub struct Thread {
     pub clear_child_tid: AtomicU64,
     /// Head of the list of robust futexes (set_robust_list(2)).
     pub robust_list: AtomicU64,
+    /// Whether and how it is traced.
+    pub tracee: Tracee,
     /// What it does in the kernel before it first enters the guest.
     pub work: KernelCell<Option<Box<dyn Work>>>,
     /// What it asks of the idle loop when it gives up the vCPU.
@@ -78,6 +81,7 @@ impl Thread {
             set_child_tid: AtomicU64::new(0),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
+            tracee: Tracee::default(),
             work: KernelCell::new(None),
             fork_request: KernelCell::new(None),
             context: ThreadContext::new(heap::kernel_stack(), frame),

@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 
 use super::process::Resources;
 use super::thread::current;
-use super::{Credentials, Process, Thread, exit, scheduler, signal};
+use super::{Credentials, Process, Space, Thread, exit, scheduler, signal};
 use crate::platform::machine::ThreadState;
 use crate::platform::registers::TrapFrame;
 use crate::platform::saved::Saved;
@@ -34,9 +34,20 @@ pub enum Next {
 
 /// Starts a thread of the kernel's own, which acts as the given user.
 pub fn start(name: &[u8], credentials: Credentials, files: ProcessFiles, work: Box<dyn Work>) {
+    start_in(kernel().tasks.first_space(), name, credentials, files, work);
+}
+
+/// The same in the memory of another host process, which must stay until the work is done.
+pub(super) fn start_in(
+    space: Arc<Space>,
+    name: &[u8],
+    credentials: Credentials,
+    files: ProcessFiles,
+    work: Box<dyn Work>,
+) {
     let tasks = &kernel().tasks;
     let tid = tasks.new_id();
-    let process = Arc::new(Process::of_kernel(tid.process(), credentials, files));
+    let process = Arc::new(Process::of_kernel(tid.process(), space, credentials, files));
     let thread = Thread::new(tid, process.clone(), TrapFrame::zeroed());
     let mut short = [0; 16];
     let len = name.len().min(15);

@@ -84,6 +84,10 @@ impl SystemCallSites for NoSites {
     fn is_being_written(&self, _: &Frame, _: &dyn Code) -> bool {
         false
     }
+
+    fn put_back(&self, _: &dyn Code) {}
+
+    fn replace_again(&self) {}
 }
 
 /// Methods of a machine that is not there.

@@ -8,7 +8,8 @@ use crate::fs::file::OpenFile;
 use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::ids::Tid;
-use crate::task::{Capabilities, Process, Thread, current_process};
+use crate::task::ptrace::access;
+use crate::task::{Process, Thread};
 
 const KCMP_FILE: i32 = 0;
 const KCMP_VM: i32 = 1;
@@ -54,24 +55,8 @@ fn order<T: Ord>(a: T, b: T) -> u32 {
 fn inspected(number: i32) -> Result<Arc<Thread>> {
     let thread = u32::try_from(number).ok().and_then(|tid| kernel().tasks.thread(Tid::new(tid)));
     let thread = thread.ok_or(Errno::ESRCH)?;
-    if may_inspect(&thread.process) { Ok(thread) } else { Err(Errno::EPERM) }
-}
-
-fn may_inspect(other: &Process) -> bool {
-    let own = current_process();
-    if own.pid == other.pid {
-        return true;
-    }
-    let own = own.credentials.borrow_mut().clone();
-    if own.can(Capabilities::SYS_PTRACE) {
-        return true;
-    }
-    let is_dumpable = other.dumpable.get();
-    let other = other.credentials.borrow_mut();
-    is_dumpable
-        && other.users() == [own.fsuid; 3]
-        && other.groups_of_process() == [own.fsgid; 3]
-        && own.permitted.contains(other.permitted)
+    access::check(&thread.process)?;
+    Ok(thread)
 }
 
 /// The descriptors of a process. Both may be the same, so it is not held while they are compared.

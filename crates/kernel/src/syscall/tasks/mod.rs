@@ -9,6 +9,7 @@ pub mod futex;
 mod groups;
 pub mod pidfd;
 pub mod posix_timers;
+pub mod ptrace;
 mod scheduling;
 pub mod signals;
 pub mod timers;

@@ -13,6 +13,7 @@ use crate::platform::machine::{Machine, SystemCallSites, ThreadState, Vcpus};
 use crate::platform::registers::{Frame, RETURN_FULL};
 use crate::task::hooks::above;
 use crate::task::process::Life;
+use crate::task::ptrace::{self, Group};
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
 use crate::task::{exit, host_process, oom_killer, scheduler};
@@ -40,10 +41,12 @@ pub fn before_return(frame: &Frame) {
     if crate::mm::populate::before_return() {
         thread.needs_attention();
     }
-    let process = &thread.process;
-    let _: Result<()> = wait_uninterruptibly(&process.resumed, || {
-        (!matches!(process.life.get(), Life::Stopped(_))).then_some(Ok(()))
-    });
+    loop {
+        wait_while_stopped(&thread);
+        if !ptrace::before_return(&thread) {
+            break;
+        }
+    }
     oom_killer::wait_for_memory();
     if thread.is_dying() {
         exit::exit_dying();
@@ -51,11 +54,22 @@ pub fn before_return(frame: &Frame) {
     deliver(&thread, frame);
 }
 
+/// Waits as long as the process is stopped, unless a tracer decides when the thread goes on.
+fn wait_while_stopped(thread: &Thread) {
+    let process = &thread.process;
+    let _: Result<()> = wait_uninterruptibly(&process.resumed, || {
+        let is_stopped = matches!(process.life.get(), Life::Stopped(_));
+        let waits = is_stopped && ptrace::wait_for_tracer(thread) == Group::Waits;
+        (!waits).then_some(Ok(()))
+    });
+}
+
 fn deliver(thread: &Thread, frame: &Frame) {
     let mut handled = false;
     loop {
         let mask = thread.signals.borrow_mut().mask;
         let Some(info) = take_pending(thread, !mask) else { break };
+        let Some(info) = ptrace::deliver(thread, info) else { continue };
         handled |= act(thread, frame, info);
         if matches!(thread.process.life.get(), Life::Stopped(_)) {
             // The rest has to wait until the process goes on.
@@ -119,6 +133,7 @@ fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInf
     }
     thread.signals.borrow_mut().mask = blocked & !UNBLOCKABLE;
     super::pass_on(&thread.process);
+    ptrace::handler_begins(thread);
     if action.flags & Action::RESETHAND != 0 {
         *thread.process.signals.borrow_mut().action(signal) = Action::default();
     }
@@ -184,7 +199,13 @@ pub fn guest_fault(frame: &Frame) {
     }
     let action = *thread.process.signals.borrow_mut().action(signal);
     let blocked = thread.signals.borrow_mut().mask & bit(signal) != 0;
-    if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
+    if thread.tracee.is_traced() {
+        // The tracer hears of it before it ends anything.
+        if blocked || action.handler == Action::IGNORE {
+            *thread.process.signals.borrow_mut().action(signal) = Action::default();
+            thread.signals.borrow_mut().mask &= !bit(signal);
+        }
+    } else if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
         above().fatal_fault(frame, signal, code, address);
         exit::killed_by(signal);
     }

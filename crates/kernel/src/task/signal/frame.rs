@@ -214,7 +214,7 @@ pub fn sigreturn() {
         bad_frame()
     }
     frame.rip = own_space().gate.relocated(machine.rip);
-    frame.rflags = (machine.eflags & USER_RFLAGS) | INITIAL_RFLAGS;
+    frame.rflags = checked_flags(machine.eflags);
     thread.frame().set(frame);
     let mut signals = thread.signals.borrow_mut();
     signals.mask = context.mask & !UNBLOCKABLE;
@@ -225,6 +225,11 @@ pub fn sigreturn() {
     }
     drop(signals);
     thread.needs_attention();
+}
+
+/// Flags that a thread may have, of those that a tracer wants it to.
+pub fn checked_flags(wanted: u64) -> u64 {
+    (wanted & USER_RFLAGS) | INITIAL_RFLAGS
 }
 
 fn bad_frame() -> ! {

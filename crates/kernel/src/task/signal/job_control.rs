@@ -10,7 +10,7 @@ use crate::state::kernel;
 use crate::task::exit::begin_group_exit;
 use crate::task::ids::Pgid;
 use crate::task::process::{ExitStatus, Life};
-use crate::task::{Capabilities, Process};
+use crate::task::{Capabilities, Process, ptrace};
 
 const STOPPING: SignalSet = bit(SIGSTOP) | bit(SIGTSTP) | bit(SIGTTIN) | bit(SIGTTOU);
 
@@ -32,11 +32,13 @@ pub(super) fn prepare(process: &Process, signal: Signal) -> Prepared {
     }
     if signal == SIGKILL {
         begin_group_exit(process, ExitStatus::Killed(SIGKILL));
+        ptrace::killed(process);
         return Prepared::Done;
     }
     if signal == SIGCONT {
         discard(process, STOPPING);
         resume(process);
+        ptrace::continued(process);
     } else if STOPPING & bit(signal) != 0 {
         discard(process, bit(SIGCONT));
     }
@@ -83,8 +85,11 @@ pub(super) fn stop(process: &Process, signal: Signal) {
     for thread in &threads {
         thread.needs_attention();
         crate::task::scheduler::kick(thread);
+        ptrace::stopped(thread, signal);
     }
-    tell_parent(process, child_stopped(process, signal));
+    if !ptrace::tracees::is_traced_by_parent(process) {
+        tell_parent(process, child_stopped(process, signal));
+    }
 }
 
 /// A parent hears of stopped and continued children unless it has set
@@ -166,6 +171,7 @@ pub fn ignores_children(process: &Process) -> bool {
 
 const CLD_EXITED: i32 = 1;
 const CLD_KILLED: i32 = 2;
+const CLD_TRAPPED: i32 = 4;
 const CLD_STOPPED: i32 = 5;
 const CLD_CONTINUED: i32 = 6;
 
@@ -189,6 +195,11 @@ pub fn child_ended(process: &Process, signal: Signal, status: ExitStatus) -> Sig
 /// A child has been stopped.
 pub fn child_stopped(process: &Process, by: Signal) -> SignalInfo {
     child_info(process, SIGCHLD, CLD_STOPPED, by.number())
+}
+
+/// A tracee, of which this is the process, has stopped.
+pub fn child_trapped(process: &Process, code: u32) -> SignalInfo {
+    child_info(process, SIGCHLD, CLD_TRAPPED, code)
 }
 
 /// A child goes on.

@@ -58,6 +58,11 @@ impl SignalInfo {
         info
     }
 
+    /// Says that it was sent by, or is about, this process or thread.
+    pub fn set_sender(&mut self, id: u32) {
+        self.payload[0] = self.payload[0] >> 32 << 32 | u64::from(id);
+    }
+
     /// A fault at an address.
     pub fn fault(signal: Signal, code: i32, address: u64) -> Self {
         let mut info = Self::new(signal, code);
@@ -302,7 +307,8 @@ fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> 
         let signals = thread.signals.borrow_mut();
         (signals.mask & bit(signal) != 0, signals.awaited & bit(signal) != 0)
     };
-    if is_ignored(&action, signal) && !blocked && !awaited {
+    let is_traced = thread.tracee.is_traced();
+    if is_ignored(&action, signal) && !blocked && !awaited && !is_traced {
         return false;
     }
     queueing.add(&mut thread.signals.borrow_mut().pending, info);
@@ -336,7 +342,8 @@ fn deposit_for_process(process: &Process, info: SignalInfo, queueing: Queueing) 
     let action = *process.signals.borrow_mut().action(signal);
     let awaited =
         threads.iter().any(|thread| thread.signals.borrow_mut().awaited & bit(signal) != 0);
-    if is_ignored(&action, signal) && willing.is_some() && !awaited {
+    let is_traced = willing.is_some_and(|thread| thread.tracee.is_traced());
+    if is_ignored(&action, signal) && willing.is_some() && !awaited && !is_traced {
         return false;
     }
     queueing.add(&mut process.signals.borrow_mut().pending, info);
@@ -385,7 +392,7 @@ pub fn is_pending(thread: &Thread) -> bool {
         return false;
     }
     let mask = thread.signals.borrow_mut().mask;
-    thread.is_dying() || pending_set(thread) & !mask != 0
+    thread.is_dying() || pending_set(thread) & !mask != 0 || thread.tracee.trap_is_due()
 }
 
 /// All pending signals, of the thread and of its process.

@@ -68,6 +68,8 @@ struct State {
     traps: Traps,
     /// Where the mappings begin whose known sites have been patched.
     prepared: Vec<u64>,
+    /// Nothing is patched: somebody looks at the code.
+    is_original: bool,
 }
 
 /// How often the sites that were met last have trapped.
@@ -160,6 +162,9 @@ impl SystemCallSites for Gate {
 
     fn patch(&self, frame: &Frame, code: &dyn Code, patience: Patience) -> Patched {
         let syscall = frame.rip().wrapping_sub(2);
+        if self.state.borrow_mut().is_original {
+            return Patched::Nothing;
+        }
         // Counted as far as the traps of other sites do not come in between.
         let Some(counted) = self.state.borrow_mut().traps.count(syscall) else {
             return Patched::Nothing;
@@ -232,6 +237,18 @@ impl SystemCallSites for Gate {
             && at.wrapping_sub(frame.rip()) < LONGEST_INSTRUCTION
             && ((GATE_BASE..self.state.borrow_mut().mapped_end).contains(&at)
                 || code.protection(at, at + 1).is_some())
+    }
+
+    fn put_back(&self, code: &dyn Code) {
+        self.state.borrow_mut().is_original = true;
+        for replaced in self.replaced_before().into_iter().chain(self.replaced_behind()) {
+            // What fails stays a jump, which does what the code did.
+            let _: Result<()> = replaced.put_back(code);
+        }
+    }
+
+    fn replace_again(&self) {
+        self.state.borrow_mut().is_original = false;
     }
 }
 
@@ -327,6 +344,20 @@ impl Gate {
         write_code(syscall, end, protection, || UserAddress(syscall).write_bytes(patch))?;
         frame.set_rip(after);
         Ok(())
+    }
+
+    /// The sites whose last instruction before the `syscall` has moved.
+    fn replaced_before(&self) -> Vec<Replaced> {
+        let sites = self.state.borrow_mut().sites.clone();
+        let of_text = sites.iter().filter(|(site, _)| !(GATE_CODE_BASE..GATE_END).contains(*site));
+        of_text.filter_map(|(&syscall, &entry)| Replaced::before(syscall, entry)).collect()
+    }
+
+    /// The sites at which instructions behind the `syscall` have moved.
+    fn replaced_behind(&self) -> Vec<Replaced> {
+        let moved = self.state.borrow_mut().moved.clone();
+        let first = moved.iter().filter(|(original, moved)| **original == moved.jump);
+        first.filter_map(|(_, moved)| Replaced::behind(*moved)).collect()
     }
 
     /// Takes room for trampolines, or for none.
@@ -465,6 +496,59 @@ fn jump_through(slot: u64) -> [u8; JUMP_SIZE] {
     let mut jump = [0xff, 0x24, 0x25, 0, 0, 0, 0];
     jump[3..].copy_from_slice(&(slot as u32).to_le_bytes());
     jump
+}
+
+/// A site that was replaced.
+struct Replaced {
+    /// Where its code begins.
+    start: u64,
+    /// Where the jump lies, and its slot.
+    jump: u64,
+    slot: u64,
+    /// The code that it had.
+    original: Vec<u8>,
+}
+
+impl Replaced {
+    /// The site of a `syscall` that lies in the trampoline with this entry now.
+    fn before(syscall: u64, entry: u64) -> Option<Self> {
+        let index = entry.checked_sub(GATE_CODE_BASE)? / TRAMPOLINE_SIZE;
+        let code = GATE_CODE_BASE + index * TRAMPOLINE_SIZE;
+        let mut original = alloc::vec![0; (entry - code) as usize];
+        UserAddress(code).read_bytes(&mut original).ok()?;
+        original.extend_from_slice(&site::SYSCALL);
+        let start = syscall.checked_sub(entry - code)?;
+        let jump = (syscall + 2).checked_sub(JUMP_SIZE as u64)?;
+        Some(Self { start, jump, slot: GATE_BASE + index * 8, original })
+    }
+
+    /// The site of a `syscall` behind which instructions have moved. Its trampoline ends with a jump to
+    /// what follows them.
+    fn behind(moved: Moved) -> Option<Self> {
+        let Moved { to: entry, jump, slot } = moved;
+        let mut text = [0; TRAMPOLINE_SIZE as usize - ENTRY_SIZE as usize];
+        UserAddress(entry + ENTRY_SIZE).read_bytes(&mut text).ok()?;
+        let ends_at = |len: &usize| {
+            let mut end = Text::new();
+            end.push_jump(jump + 2 + *len as u64);
+            text[*len..].starts_with(&end.bytes[..end.at])
+        };
+        let len = (JUMP_SIZE - 2..=site::BEHIND).find(ends_at)?;
+        let original = [&site::SYSCALL, &text[..len]].concat();
+        Some(Self { start: jump, jump, slot, original })
+    }
+
+    /// Writes the code back if the jump is still there; the memory may hold something else now.
+    fn put_back(&self, code: &dyn Code) -> Result<()> {
+        let end = self.start + self.original.len() as u64;
+        if UserAddress(self.jump).read::<[u8; JUMP_SIZE]>()? != jump_through(self.slot) {
+            return Ok(());
+        }
+        let protection = code.protection(self.start, end).ok_or(Errno::EFAULT)?;
+        write_code(self.start, end, protection, || {
+            UserAddress(self.start).write_bytes(&self.original)
+        })
+    }
 }
 
 /// Room for a trampoline, and the slot that leads to it.
