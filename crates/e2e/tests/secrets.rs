@@ -80,7 +80,7 @@ fn each_copy_has_the_values_of_the_moment() {
     }
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let refused = get(daemon.gateway(), "warm", "/");
-    assert_eq!(refused.status, 502);
+    assert_eq!(refused.status, 503);
     let why = "secret `api-key` of `warm` is not set; `thaw secret set warm api-key` sets it";
     let explained = daemon.explain(&refused);
     assert!(explained.contains(why), "{explained}");
@@ -105,7 +105,7 @@ fn each_copy_has_the_values_of_the_moment() {
                 "missing": noent, "mode": "0o444" })
     );
     command(&home, &["secret", "remove", "warm", "database"]).success();
-    assert_eq!(get(daemon.gateway(), "warm", "/").status, 502);
+    assert_eq!(get(daemon.gateway(), "warm", "/").status, 503);
 }
 
 fn libc_errno(name: &str) -> i32 {

@@ -135,7 +135,7 @@ struct Broken {
 
 impl Launcher for Broken {
     fn launch(&self, _client: Option<&Client>) -> Result<Launched, LaunchError> {
-        Err(LaunchError(self.reason.clone()))
+        Err(LaunchError::Failed(self.reason.clone()))
     }
 
     fn is_ready(&self) -> bool {
