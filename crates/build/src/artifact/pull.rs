@@ -8,7 +8,8 @@ use super::receive::{self, ReceivedFiles};
 use crate::build::{
     BuildEvent, BuildOptions, freeze_pulled, open_image_of_any_build, store_pulled,
 };
-use crate::container::{self, Fetched, ImageProgress, StoredImage};
+use crate::container::{self, Awaited, Fetched, ImageProgress, StoredImage};
+use std::cell::RefCell;
 use thaw_home::config::DomainName;
 use thaw_home::function::{BuiltFunction, FunctionError, Origin, StoredFunction};
 use thaw_home::home::Home;
@@ -125,9 +126,11 @@ fn fetch(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Fetched, ArtifactError> {
     let path = Pieces::path(home, options.domain.as_ref());
-    let mut choose = |offer: &Offer<'_>| offered.choose(offer);
+    let on_event = RefCell::new(on_event);
+    let say = |progress| (on_event.borrow_mut())(PullEvent::Progress(progress));
+    let mut choose = |offer: &Offer<'_>| offered.choose(offer, &say);
     let function = FunctionPull { pieces: &path, choose: &mut choose };
-    let progress = &mut |progress| on_event(PullEvent::Progress(progress));
+    let progress = &mut |progress| say(progress);
     Ok(container::fetch(home, reference, options.limits, Some(function), progress)?)
 }
 
@@ -144,11 +147,16 @@ struct Offered<'a> {
 
 impl Offered<'_> {
     /// Decides what to take of it, and keeps others from its pieces.
-    fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
+    fn choose(
+        &mut self,
+        offer: &Offer<'_>,
+        say: &dyn Fn(ImageProgress),
+    ) -> Result<Vec<Section>, String> {
         let sections = self.decide(offer)?;
         // A mirror may have offered it before.
         if self.pieces.is_none() {
-            let pieces = Pieces::open(self.home, self.options.domain.as_ref());
+            let on_wait = || say(ImageProgress::Waiting(Awaited::SamePieces));
+            let pieces = Pieces::open(self.home, self.options.domain.as_ref(), on_wait);
             self.pieces = Some(pieces.map_err(|error| error.to_string())?);
         }
         Ok(sections)
