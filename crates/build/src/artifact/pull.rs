@@ -17,7 +17,7 @@ use thaw_home::rootfs::StoredRootfs;
 use thaw_oci::artifact::Section;
 use thaw_oci::{FunctionPull, Limits, Offer, PulledFunction, Reference, UnpackReport};
 use thaw_sandbox::{Kernel, WeakLimits, WorkingSet, missing_here};
-use thaw_store::{ImageId, KernelId, Name, Session, Store, StoreError};
+use thaw_store::{Activation, ImageId, KernelId, Name, Session, Store, StoreError};
 
 /// How to pull.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +34,8 @@ pub struct PullOptions {
     pub weak_limits: WeakLimits,
     /// What it may take.
     pub limits: Limits,
+    /// Whether requests of a function go to what is pulled.
+    pub activation: Activation,
 }
 
 /// What happens during a pull.
@@ -64,6 +66,8 @@ pub enum Pulled {
 pub struct Installed {
     /// The function as it is stored.
     pub function: BuiltFunction,
+    /// Whether requests go to this version.
+    pub is_active: bool,
     /// Digest of its manifest.
     pub digest: String,
     /// Whether a key has signed it that registries.toml names for its registry.
@@ -303,7 +307,7 @@ impl Install<'_> {
         let mut session = self.store.session()?;
         let most = usize::try_from(self.options.limits.entries).unwrap_or(usize::MAX);
         let files = receive::files(&mut session, self.pulled, &function.config, most)?;
-        let (function, refrozen) = match decision {
+        let ((function, is_active), refrozen) = match decision {
             Decision::Image { with_kernel } => {
                 (self.with_image(&mut session, function, &files, with_kernel)?, None)
             }
@@ -316,7 +320,8 @@ impl Install<'_> {
         };
         let PulledFunction { digest, is_signed, bytes, moved, .. } = self.pulled;
         let (digest, is_signed) = (digest.clone(), *is_signed);
-        Ok(Installed { function, digest, is_signed, bytes: *bytes, moved: *moved, refrozen })
+        let (bytes, moved) = (*bytes, *moved);
+        Ok(Installed { function, is_active, digest, is_signed, bytes, moved, refrozen })
     }
 
     fn with_image(
@@ -325,7 +330,7 @@ impl Install<'_> {
         function: StoredFunction,
         files: &ReceivedFiles,
         with_kernel: bool,
-    ) -> Result<BuiltFunction, ArtifactError> {
+    ) -> Result<(BuiltFunction, bool), ArtifactError> {
         let build = self.pulled.document.image.kernel;
         let offered = with_kernel.then(|| receive::kernel(self.pulled)).transpose()?;
         if let Some(kernel) = &offered {
@@ -343,7 +348,7 @@ impl Install<'_> {
         let id = session.commit_image(image)?;
         self.put_working_set(session, id)?;
         self.check_boot(session, id, index)?;
-        Ok(store_pulled(self.home, session, function, index, id)?)
+        Ok(store_pulled(self.home, session, function, index, id, self.options.activation)?)
     }
 
     /// Stores what requests touch where it was pushed, so that the first boot here is not slower. It
@@ -378,15 +383,16 @@ impl Install<'_> {
         function: StoredFunction,
         files: &ReceivedFiles,
         on_event: &mut OnEvent<'_>,
-    ) -> Result<BuiltFunction, ArtifactError> {
+    ) -> Result<(BuiltFunction, bool), ArtifactError> {
         let index = session.put_foreign_index(&files.index)?;
         let options = BuildOptions {
             weak_limits: self.options.weak_limits,
             cpu_baseline: function.cpu_baseline,
+            activation: self.options.activation,
             ..BuildOptions::default()
         };
         let on_event = &mut |event: BuildEvent<'_>| on_event(PullEvent::Build(event));
         let built = freeze_pulled(self.home, session, function, index, &options, on_event)?;
-        Ok(built.function)
+        Ok((built.function, built.is_active))
     }
 }
