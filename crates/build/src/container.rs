@@ -1,8 +1,8 @@
 //! Container images as root file systems of the store.
 
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
-use std::io::Read;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thaw_home::home::{Home, HomeError};
@@ -77,9 +77,50 @@ pub struct StoredImage {
     pub settings: Settings,
 }
 
+/// What another process is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// It pulls the same image.
+    SamePull,
+    /// It pulls a function whose pieces lie in the same place.
+    SamePieces,
+}
+
+impl Awaited {
+    /// One sentence.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::SamePull => {
+                "another `thaw pull`, or the daemon, pulls the same thing now; this one goes on when that has ended"
+            }
+            Self::SamePieces => {
+                "another `thaw pull`, or the daemon, pulls a function of the same sharing domain now; this one goes \
+                 on when that has ended"
+            }
+        }
+    }
+}
+
+/// Locks a file; `on_wait` is called if somebody else has to unlock it first.
+///
+/// # Errors
+/// The file system has no such locks.
+pub(crate) fn lock(file: &File, on_wait: impl FnOnce()) -> io::Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            on_wait();
+            file.lock()
+        }
+        Ok(()) => Ok(()),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
 /// How far an import or a pull has come.
 #[derive(Clone, Copy, Debug)]
 pub enum ImageProgress {
+    /// Another process has what this one needs, and is waited for.
+    Waiting(Awaited),
     /// Layers are downloaded.
     Pulling(PullProgress),
     /// Layers are unpacked.
@@ -175,7 +216,7 @@ pub(crate) fn fetch(
     let alone = {
         let _acting = home.act()?;
         forget_old_pulls(&directory);
-        alone_in(&directory)?
+        alone_in(&directory, || progress(ImageProgress::Waiting(Awaited::SamePull)))?
     };
     let (owner, registries) = (home.owner()?, &registries);
     let pull = Pull { reference, registries, directory: &directory, owner, limits };
@@ -220,10 +261,10 @@ impl FetchedImage {
 }
 
 /// Waits until nobody else pulls into a directory; it is free again when the file is closed.
-fn alone_in(directory: &Path) -> Result<File, StoreError> {
+fn alone_in(directory: &Path, on_wait: impl FnOnce()) -> Result<File, StoreError> {
     let path = lock_of(directory);
     let opened = OpenOptions::new().create(true).append(true).open(&path);
-    let locked = opened.and_then(|file| file.lock().map(|()| file));
+    let locked = opened.and_then(|file| lock(&file, on_wait).map(|()| file));
     locked.map_err(|source| StoreError::Io { action: "lock", path, source })
 }
 

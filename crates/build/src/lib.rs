@@ -6,6 +6,7 @@ pub mod authority;
 pub mod build;
 pub mod container;
 pub mod init;
+pub mod lacking;
 pub mod lines;
 pub mod trust;
 pub mod watch;

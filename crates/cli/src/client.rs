@@ -11,7 +11,7 @@ use std::time::Duration;
 use thaw_daemon::admin::Problem;
 use thaw_home::admin::{AdminAddress, AdminToken, connect_unix};
 use thaw_home::home::Home;
-use ureq::http::Response;
+use ureq::http::{Response, StatusCode};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::{Agent, Body, RequestBuilder};
 
@@ -129,6 +129,16 @@ impl Daemon {
     /// The daemon does not answer, or says why not.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
         read_json(self.stream(path)?)
+    }
+
+    /// Whether the daemon has something at a path; `None`: it does not answer, or cannot say.
+    pub fn has(&self, path: &str) -> Option<bool> {
+        let answer = self.authorized(self.agent.get(self.url(path))).call().ok()?;
+        match answer.status() {
+            status if status.is_success() => Some(true),
+            StatusCode::NOT_FOUND => Some(false),
+            _ => None,
+        }
     }
 
     /// An answer whose body is still to be read.

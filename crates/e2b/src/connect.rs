@@ -6,6 +6,7 @@
 //! highest byte first, and that many bytes. The answer to a stream has status 200 always; its last
 //! envelope says whether it went well.
 
+use super::input::from_json;
 use super::problem::{Kind, Problem};
 use super::serve::closing;
 use axum::body::Body;
@@ -63,7 +64,7 @@ pub async fn read_unary<T: DeserializeOwned>(
     let body = Limited::new(body, MESSAGE_MAX).collect().await.map_err(|error| {
         if error.downcast_ref::<LengthLimitError>().is_some() { too_large() } else { cut(error) }
     })?;
-    parse(&body.to_bytes())
+    from_json(&body.to_bytes())
 }
 
 /// Answers a unary call.
@@ -104,7 +105,7 @@ impl Messages {
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
         loop {
             if let Some(message) = self.take()? {
-                return parse(&message).map(Some);
+                return from_json(&message).map(Some);
             }
             match self.body.frame().await {
                 Some(Ok(frame)) => {
@@ -138,11 +139,6 @@ impl Messages {
         self.buffer.drain(..HEAD_LEN + len);
         Ok(Some(message))
     }
-}
-
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Problem::invalid(format!("the message cannot be read: {error}")))
 }
 
 fn wrong_codec(wanted: &str) -> Problem {

@@ -2,6 +2,7 @@
 //! sees the sandboxes of that key's name only.
 
 use super::backend::{Sandbox, Wanted};
+use super::input::from_json;
 use super::keys::{Key, Role};
 use super::network::NetworkRequest;
 use super::problem::{Kind, Problem};
@@ -151,8 +152,7 @@ fn too_often(wait: Duration) -> Response {
 /// A body as JSON; none is an empty object.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body)
-        .map_err(|error| Problem::invalid(format!("the request cannot be read: {error}")))
+    from_json(body)
 }
 
 pub(super) fn answer(status: StatusCode, outcome: Result<Value, Problem>) -> Response {

@@ -8,12 +8,13 @@
 use super::E2b;
 use super::backend::{FileKind, FileView, Files};
 use super::filesystem::absolute;
+use super::input::Query;
 use super::problem::{Kind, Problem};
 use super::process::user;
 use super::records::are_equal;
 use super::serve::{Target, closing, header};
 use axum::body::Body;
-use axum::extract::{FromRequest, Multipart, Query, Request, State};
+use axum::extract::{FromRequest, Multipart, Query as AnyQuery, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Uri, header as names};
 use axum::response::{IntoResponse, Response};
@@ -82,7 +83,7 @@ pub(super) fn signature(request: &Parts, token: &str) -> Signature {
 }
 
 fn signature_at(method: &str, uri: &Uri, token: &str, now: u64) -> Signature {
-    let Ok(Query(query)) = Query::<FileQuery>::try_from_uri(uri) else {
+    let Ok(AnyQuery(query)) = AnyQuery::<FileQuery>::try_from_uri(uri) else {
         return Signature::Missing;
     };
     let Some(shown) = query.signature else { return Signature::Missing };

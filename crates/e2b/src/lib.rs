@@ -9,6 +9,7 @@ mod control;
 mod fake;
 mod files;
 mod filesystem;
+mod input;
 mod keys;
 mod list;
 mod messages;

@@ -3,10 +3,11 @@
 use super::E2b;
 use super::backend::Sandbox;
 use super::control::{Asked, Client};
+use super::input::Query;
 use super::problem::Problem;
 use axum::Extension;
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;

@@ -4,9 +4,10 @@
 use super::E2b;
 use super::backend::{Sandbox, Usage};
 use super::control::{Client, answer, now_ms, time_text};
+use super::input::Query;
 use super::problem::Problem;
 use super::samples::Sample;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;

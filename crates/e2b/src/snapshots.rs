@@ -3,10 +3,11 @@
 
 use super::E2b;
 use super::control::{Asked, Client, Posted, answer, parse};
+use super::input::Query;
 use super::problem::{Kind, Problem};
 use super::records::Snapshot;
 use super::templates;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};

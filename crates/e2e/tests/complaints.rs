@@ -174,7 +174,7 @@ fn a_script_without_its_interpreter_names_it() {
     fs::write(path("thaw.toml"), text).expect("thaw.toml");
     let complaint = Complaining { directory }.complaint(&[]);
     assert!(complaint.contains("./run.sh needs the interpreter /bin/sh"), "{complaint}");
-    let expected = "`programs = [\"sh\"]` in [runtime]";
+    let expected = "add it to ./root, the function's root file system";
     assert!(complaint.contains(expected), "{complaint}");
 }
 
@@ -183,11 +183,10 @@ fn a_script_without_its_interpreter_names_it() {
 fn a_script_of_env_names_all_that_it_needs() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name);
-    fs::create_dir(path("root")).expect("a directory");
     fs::write(path("run"), "#!/usr/bin/env python3\n").expect("a script");
     fs::set_permissions(path("run"), Permissions::from_mode(0o755)).expect("permissions");
     let text = "name = \"complaining\"\ncommand = [\"./run\"]\nport = 8000\n\
-                files = [\"run\"]\nrootfs = \"./root\"\n";
+                files = [\"run\"]\n[runtime]\nkind = \"binary\"\n";
     fs::write(path("thaw.toml"), text).expect("thaw.toml");
     let complaint = Complaining { directory }.complaint(&[]);
     let expected = "`programs = [\"env\", \"python3\"]` in [runtime]";
@@ -203,6 +202,16 @@ fn a_program_that_is_missing_is_named_as_a_key() {
     let complaint = function.complaint(&[]);
     assert!(complaint.contains("ls does not exist in the sandbox"), "{complaint}");
     assert!(complaint.contains("`programs = [\"ls\"]` in [runtime]"), "{complaint}");
+}
+
+/// `programs` brings nothing into the sandbox of a command.
+#[test]
+fn a_program_that_a_build_command_lacks_has_another_way_out() {
+    let function = Complaining::python("", "port = 8000\nbuild = { command = [\"no-such-tool\"] }");
+    let complaint = function.complaint(&[]);
+    assert!(complaint.contains("no-such-tool does not exist in the sandbox"), "{complaint}");
+    assert!(complaint.contains("`thaw build --tools DIRECTORY`"), "{complaint}");
+    assert!(!complaint.contains("`programs ="), "{complaint}");
 }
 
 #[test]

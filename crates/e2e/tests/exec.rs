@@ -118,6 +118,32 @@ fn connections_to_ports_of_a_sandbox_have_a_bound() {
     forward.wait().expect("it ends");
 }
 
+#[test]
+fn a_port_is_passed_on_until_its_sandbox_or_its_daemon_has_ended() {
+    let home = home("exec-port-end");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let pass_on = |name: &str| {
+        ok(&home, &["sandbox", "create", "box", "--name", name]);
+        let mut command = thaw();
+        command.args(["sandbox", "port", name, "7000"]).env("THAW_HOME", &home);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        command.spawn().expect("thaw")
+    };
+    let said = |passing: std::process::Child| {
+        let output = passing.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).expect("text")
+    };
+    let (one, two) = (pass_on("one"), pass_on("two"));
+    ok(&home, &["sandbox", "kill", "one"]);
+    let of_one = said(one);
+    assert!(of_one.contains("sandbox `one` has ended"), "{of_one}");
+    assert_eq!(daemon.stop(), Some(0));
+    let of_two = said(two);
+    assert!(of_two.contains("the daemon of sandbox `two` has not answered"), "{of_two}");
+    assert_eq!(of_two.lines().count(), 1, "{of_two}");
+}
+
 /// The host name that programs in a sandbox see, and where it leads.
 fn host_name(home: &Path, sandbox: &str) -> (String, String) {
     let program = "import socket; n = socket.gethostname(); print(n, socket.gethostbyname(n))";

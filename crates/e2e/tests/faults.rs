@@ -423,7 +423,10 @@ fn a_full_disk_is_a_clear_error_and_loses_nothing() {
         let outcome = Function::Example("hello-python").build(&home);
         assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
         let complaint = outcome.stderr.to_lowercase();
-        assert!(complaint.contains("space") || complaint.contains("full"), "{complaint}");
+        assert!(
+            complaint.contains("the disk that holds") && complaint.contains("is full: free"),
+            "{complaint}"
+        );
         assert!(!complaint.contains("panicked"), "{complaint}");
     }
     let daemon = Daemon::start(&home, &DaemonOptions::default());
@@ -501,7 +504,9 @@ fn a_full_disk_refuses_a_checkpoint_and_the_instance_goes_on() {
     fs::write(&filler, vec![0; 24 << 20]).expect_err("the disk is smaller");
     let refused = command(&["checkpoint", &id, "full"]);
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
-    assert!(refused.stderr.to_lowercase().contains("space"), "{}", refused.stderr);
+    let names_the_disk = format!("the disk that holds {}", home.join("store").display());
+    assert!(refused.stderr.contains(&names_the_disk), "{}", refused.stderr);
+    assert!(refused.stderr.contains("is full: free some space on it"), "{}", refused.stderr);
     ask();
     assert_eq!(daemon.first_instance("hello-c")["id"].to_string(), id, "it went on");
     // Copies are in memory.

@@ -176,6 +176,12 @@ fn a_second_function_moves_what_differs_and_is_served_elsewhere() {
     // A running daemon serves what is pulled at once.
     in_home(&other, &["pull", &first, "--name", "third"]).success();
     assert_eq!(get(daemon.gateway(), "third", "/").text(), "first of first");
+    // Unless it is to wait.
+    let later = json_of(&other, &["pull", &second, "--name", "third", "--no-activate"]);
+    assert_eq!((&later["version"], &later["active"]), (&json!(2), &json!(false)), "{later}");
+    assert_eq!(get(daemon.gateway(), "third", "/").text(), "first of first");
+    in_home(&other, &["activate", "third", "2"]).success();
+    assert_eq!(get(daemon.gateway(), "third", "/").text(), "second of second");
 }
 
 #[test]

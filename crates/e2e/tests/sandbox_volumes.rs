@@ -192,7 +192,9 @@ fn a_sandbox_that_sleeps_has_its_volumes_in_the_next_daemon() {
     assert_eq!(daemon.stop(), Some(0));
     // Nobody serves it, and its volume goes.
     ok(&home, &["volume", "remove", "data"]);
-    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let log = daemon.log();
+    assert!(log.contains("cannot wake without its volumes: there is no volume `data`"), "{log}");
     let lost = refusal(&home, &["exec", "a", "--", "cat", "/tmp/file"]);
     assert!(lost.contains("there is no volume `data`"), "{lost}");
     // Another one of its name is not its own.

@@ -2,6 +2,7 @@
 //! function's directory is left out because it may hold some.
 
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -80,7 +81,7 @@ fn each_copy_has_the_values_of_the_moment() {
     }
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let refused = get(daemon.gateway(), "warm", "/");
-    assert_eq!(refused.status, 502);
+    assert_eq!(refused.status, 503);
     let why = "secret `api-key` of `warm` is not set; `thaw secret set warm api-key` sets it";
     let explained = daemon.explain(&refused);
     assert!(explained.contains(why), "{explained}");
@@ -105,7 +106,7 @@ fn each_copy_has_the_values_of_the_moment() {
                 "missing": noent, "mode": "0o444" })
     );
     command(&home, &["secret", "remove", "warm", "database"]).success();
-    assert_eq!(get(daemon.gateway(), "warm", "/").status, 502);
+    assert_eq!(get(daemon.gateway(), "warm", "/").status, 503);
 }
 
 fn libc_errno(name: &str) -> i32 {
@@ -245,6 +246,11 @@ fn files_that_may_hold_secrets_are_left_out() {
     assert_eq!(found, expected);
 }
 
+/// The numbers of all instances of a function.
+fn ids_of(daemon: &Daemon, function: &str) -> BTreeSet<u64> {
+    daemon.instances(function).iter().filter_map(|one| one["id"].as_u64()).collect()
+}
+
 #[test]
 fn a_restart_gives_new_values_and_refuses_nobody() {
     let home = built_home("secrets-restart", &[]);
@@ -274,8 +280,10 @@ fn a_restart_gives_new_values_and_refuses_nobody() {
             .collect();
         for number in 0..4 {
             set(&home, "kept", "database", &format!("value {number}"));
-            let said = command(&home, &["restart", "kept"]).success();
+            let before = ids_of(&daemon, "kept");
+            let said = command(&home, &["restart", "kept", "--wait"]).success();
             assert!(said.starts_with("kept: "), "{said}");
+            assert!(ids_of(&daemon, "kept").is_disjoint(&before), "it has waited for their end");
             has(&daemon, "kept", &format!("value {number}"), "k");
         }
         is_over.store(true, SeqCst);

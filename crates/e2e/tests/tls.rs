@@ -142,18 +142,42 @@ fn no_redirect(gateway: SocketAddr, host: &str, path: &str) -> (u16, Option<Stri
     (response.status, response.header("location").map(str::to_owned))
 }
 
+/// Has a daemon read its files again; what it answers.
+fn reload(daemon: &Daemon) -> serde_json::Value {
+    let asked = Command::new("curl")
+        .args(["--silent", "--request", "POST", "http://localhost/reload", "--unix-socket"])
+        .arg(daemon.admin_socket())
+        .output()
+        .expect("curl");
+    serde_json::from_slice(&asked.stdout).expect("JSON")
+}
+
+#[test]
+fn functions_that_do_not_exist_are_named_with_their_line() {
+    let home = built_home("tls-nobody", &[Function::Example("hello-c")]);
+    let file = home.join("gateway.toml");
+    let text = "[[route]]\npath = \"/c\"\nfunction = \"hello-c\"\n\
+                [[route]]\npath = \"/later\"\nfunction = \"later\"\n";
+    fs::write(&file, text).expect("our home");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let why = "line 6: the route leads to `later`, and there is no function of that name yet";
+    let said = || daemon.log().matches(why).count();
+    assert_eq!(said(), 1, "{}", daemon.log());
+    let reloaded = reload(&daemon);
+    assert_eq!(reloaded["unknown"].as_array().map(Vec::len), Some(1), "{reloaded}");
+    assert!(reloaded["unknown"][0].as_str().is_some_and(|one| one.starts_with(why)), "{reloaded}");
+    assert_eq!(said(), 1, "it is said once");
+    fs::write(&file, text.replace("later", "hello-c")).expect("our home");
+    assert_eq!(reload(&daemon).get("unknown"), None);
+}
+
 #[test]
 fn a_wrong_file_keeps_the_daemon_from_starting_and_the_old_rules_in_force() {
     let secure = Secure::start("tls-wrong");
     let file = secure.daemon.home().join("gateway.toml");
     let text = fs::read_to_string(&file).expect("our file");
     fs::write(&file, format!("{text}\nratee = 1")).expect("our file");
-    let asked = Command::new("curl")
-        .args(["--silent", "--request", "POST", "http://localhost/reload", "--unix-socket"])
-        .arg(secure.daemon.admin_socket())
-        .output()
-        .expect("curl");
-    let reloaded: serde_json::Value = serde_json::from_slice(&asked.stdout).expect("JSON");
+    let reloaded = reload(&secure.daemon);
     assert!(reloaded["gateway"].as_str().is_some_and(|why| why.contains("ratee")), "{reloaded}");
     assert_eq!(secure.curl("one.example", "/", &["--http2"]).1, "2 200");
     let home = secure.daemon.home().to_owned();

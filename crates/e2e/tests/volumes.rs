@@ -447,6 +447,30 @@ fn why_a_volume_cannot_be_opened_is_in_the_log_once() {
     wait_until("it is served", || post(daemon.gateway(), "one", "/", b"result = 1").status == 200);
 }
 
+#[test]
+fn a_volume_that_is_missing_is_named_to_who_asks() {
+    let home = built_home("volumes-missing", &[]);
+    Function { name: "one", keys: "", volumes: DATA, at_start: "" }.build(&home).success();
+    // As on a node that has pulled the function: its volumes stay where it was built.
+    command(&home, &["volume", "remove", "data"]).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let refused = post(daemon.gateway(), "one", "/", b"result = 1");
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    let making = "thaw volume create data --size 8MiB --function one";
+    let why =
+        format!("there is no volume `data`, which function `one` mounts; `{making}` makes it");
+    let explained = daemon.explain(&refused);
+    assert!(explained.contains("not_set_up") && explained.contains(&why), "{explained}");
+    let problem = || daemon.admin("/functions/one").json()["problem"].clone();
+    assert_eq!(problem(), why);
+    let listed = command(&home, &["list"]).success();
+    assert!(listed.contains(&why), "{listed}");
+    let words: Vec<_> = making.split(' ').skip(1).collect();
+    command(&home, &words).success();
+    assert_eq!(problem(), Value::Null);
+    wait_until("it is served", || post(daemon.gateway(), "one", "/", b"result = 1").status == 200);
+}
+
 /// `thaw run` in a stored root file system, with a volume.
 fn run_with(home: &Path, volume: &str, code: &str) -> Outcome {
     let arguments = ["run", "--weak-limits", "--rootfs", "/", "-v", volume, "--"];

@@ -86,14 +86,14 @@ impl FakeLauncher {
 impl Launcher for FakeLauncher {
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         if self.behaviour == Behaviour::NoBoot {
-            return Err(LaunchError("there is no image".to_owned()));
+            return Err(LaunchError::Failed("there is no image".to_owned()));
         }
         let number = self.launched.fetch_add(1, Ordering::SeqCst) + 1;
         if let Behaviour::BootTogether(count) = self.behaviour {
             let began = Instant::now();
             while self.launched.load(Ordering::SeqCst) < count {
                 if began.elapsed() > Duration::from_secs(60) {
-                    return Err(LaunchError("it has waited for itself".to_owned()));
+                    return Err(LaunchError::Failed("it has waited for itself".to_owned()));
                 }
                 thread::sleep(Duration::from_millis(1));
             }

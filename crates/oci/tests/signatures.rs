@@ -60,6 +60,11 @@ fn index(manifests: &[Value]) -> Vec<u8> {
         .into_bytes()
 }
 
+/// Where the contents have the header `Link` of the answer for a path.
+fn link_of(path: &str) -> String {
+    format!("link of {path}")
+}
+
 fn answer(client: TcpStream, contents: &Contents) {
     let mut lines = BufReader::new(&client).lines();
     let first = lines.next().unwrap().unwrap();
@@ -71,8 +76,11 @@ fn answer(client: TcpStream, contents: &Contents) {
         (_, Some(body)) => ("200 OK", body),
         (_, None) => ("404 Not Found", &empty),
     };
+    let link = contents.get(&link_of(path)).map(|link| String::from_utf8_lossy(link));
+    let link = link.map_or_else(String::new, |link| format!("Link: {link}\r\n"));
+    let len = body.len();
     let head =
-        format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+        format!("HTTP/1.1 {status}\r\n{link}Content-Length: {len}\r\nConnection: close\r\n\r\n");
     let _ = (&client).write_all(&[head.as_bytes(), body].concat());
 }
 
@@ -155,4 +163,33 @@ fn a_bundle_is_found_among_others_and_none_of_them_counts_in_its_place() {
     assert!(!pull(contents.clone()).contains("verify_key"));
     contents.remove(&tag);
     assert!(pull(contents).contains("the manifest of signatures"));
+}
+
+#[test]
+fn a_bundle_is_found_on_a_later_page_of_the_list() {
+    let bundle = fs::read(made_by_cosign("bundle.json")).unwrap();
+    let mut contents = registry();
+    let good = add_bundle(&mut contents, &bundle);
+    let first = format!("/v2/a/referrers/sha256:{SIGNED}");
+    let page = |number: u32| format!("{first}?page={number}");
+    contents.insert(first.clone(), index(&[]));
+    let to_second = format!("<{first}?page=0>; rel=\"prev\", <{}>; rel=\"next\"", page(2));
+    contents.insert(link_of(&first), to_second.into_bytes());
+    contents.insert(page(2), index(&[]));
+    // An address may be relative, too.
+    let to_third = b"<?page=3>;title=\"a\";rel=next".to_vec();
+    contents.insert(link_of(&page(2)), to_third);
+    contents.insert(page(3), index(&[good]));
+    let why = pull(contents.clone());
+    assert!(!why.contains("verify_key"), "{why}");
+    // Nobody else is asked, who would get the name and password.
+    let elsewhere = b"<http://127.0.0.1:9/v2/a/more>; rel=\"next\"".to_vec();
+    contents.insert(link_of(&page(2)), elsewhere);
+    let why = pull(contents.clone());
+    assert!(why.contains("goes on at another place"), "{why}");
+    // A list without an end has one here.
+    let to_itself = format!("<{}>; rel=\"next\"", page(2));
+    contents.insert(link_of(&page(2)), to_itself.into_bytes());
+    let why = pull(contents);
+    assert!(why.contains("it has no signature"), "{why}");
 }

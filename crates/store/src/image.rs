@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -45,6 +46,11 @@ impl NewImage {
     /// out as holes.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Why it could not be written, with its place: a full disk is named.
+    pub fn unwritten(&self, error: io::Error) -> StoreError {
+        StoreError::io("write", &self.path, error)
     }
 }
 

@@ -2,6 +2,7 @@
 //! domain: who shares no files shares no pieces, and learns by no pull what others have pulled.
 
 use super::ArtifactError;
+use crate::container::lock;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -29,10 +30,14 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// That of a domain; waits until no other pull uses it.
-    pub fn open(home: &Home, domain: Option<&DomainName>) -> Result<Self, ArtifactError> {
+    /// That of a domain; waits until no other pull uses it, of which `on_wait` hears.
+    pub fn open(
+        home: &Home,
+        domain: Option<&DomainName>,
+        on_wait: impl FnOnce(),
+    ) -> Result<Self, ArtifactError> {
         let (path, file) = open_lock(home, domain)?;
-        file.lock().map_err(|source| cannot_lock(&path, source))?;
+        lock(&file, on_wait).map_err(|source| cannot_lock(&path, source))?;
         Ok(Self { path, _lock: file })
     }
 
@@ -142,10 +147,24 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::at(directory.path().to_owned()).unwrap();
         let open = || Pieces::open_within(&home, None, 2 * LOOK).unwrap();
-        let whole = Pieces::open(&home, None).unwrap();
+        let whole = Pieces::open(&home, None, || panic!("nobody has it")).unwrap();
         assert!(open().is_none());
         drop(whole);
         assert!(open().is_some());
+    }
+
+    #[test]
+    fn one_who_waits_for_another_pull_says_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().to_owned()).unwrap();
+        let mut whole = Some(Pieces::open(&home, None, || panic!("nobody has it")).unwrap());
+        let mut has_waited = false;
+        let on_wait = || {
+            has_waited = true;
+            whole = None;
+        };
+        Pieces::open(&home, None, on_wait).unwrap();
+        assert!(has_waited);
     }
 
     fn named(bytes: &[u8]) -> PieceName {

@@ -8,7 +8,8 @@ use super::receive::{self, ReceivedFiles};
 use crate::build::{
     BuildEvent, BuildOptions, freeze_pulled, open_image_of_any_build, store_pulled,
 };
-use crate::container::{self, Fetched, ImageProgress, StoredImage};
+use crate::container::{self, Awaited, Fetched, ImageProgress, StoredImage};
+use std::cell::RefCell;
 use thaw_home::config::DomainName;
 use thaw_home::function::{BuiltFunction, FunctionError, Origin, StoredFunction};
 use thaw_home::home::Home;
@@ -16,7 +17,7 @@ use thaw_home::rootfs::StoredRootfs;
 use thaw_oci::artifact::Section;
 use thaw_oci::{FunctionPull, Limits, Offer, PulledFunction, Reference, UnpackReport};
 use thaw_sandbox::{Kernel, WeakLimits, WorkingSet, missing_here};
-use thaw_store::{ImageId, KernelId, Name, Session, Store, StoreError};
+use thaw_store::{Activation, ImageId, KernelId, Name, Session, Store, StoreError};
 
 /// How to pull.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +34,8 @@ pub struct PullOptions {
     pub weak_limits: WeakLimits,
     /// What it may take.
     pub limits: Limits,
+    /// Whether requests of a function go to what is pulled.
+    pub activation: Activation,
 }
 
 /// What happens during a pull.
@@ -63,6 +66,8 @@ pub enum Pulled {
 pub struct Installed {
     /// The function as it is stored.
     pub function: BuiltFunction,
+    /// Whether requests go to this version.
+    pub is_active: bool,
     /// Digest of its manifest.
     pub digest: String,
     /// Whether a key has signed it that registries.toml names for its registry.
@@ -125,9 +130,11 @@ fn fetch(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Fetched, ArtifactError> {
     let path = Pieces::path(home, options.domain.as_ref());
-    let mut choose = |offer: &Offer<'_>| offered.choose(offer);
+    let on_event = RefCell::new(on_event);
+    let say = |progress| (on_event.borrow_mut())(PullEvent::Progress(progress));
+    let mut choose = |offer: &Offer<'_>| offered.choose(offer, &say);
     let function = FunctionPull { pieces: &path, choose: &mut choose };
-    let progress = &mut |progress| on_event(PullEvent::Progress(progress));
+    let progress = &mut |progress| say(progress);
     Ok(container::fetch(home, reference, options.limits, Some(function), progress)?)
 }
 
@@ -144,11 +151,16 @@ struct Offered<'a> {
 
 impl Offered<'_> {
     /// Decides what to take of it, and keeps others from its pieces.
-    fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
+    fn choose(
+        &mut self,
+        offer: &Offer<'_>,
+        say: &dyn Fn(ImageProgress),
+    ) -> Result<Vec<Section>, String> {
         let sections = self.decide(offer)?;
         // A mirror may have offered it before.
         if self.pieces.is_none() {
-            let pieces = Pieces::open(self.home, self.options.domain.as_ref());
+            let on_wait = || say(ImageProgress::Waiting(Awaited::SamePieces));
+            let pieces = Pieces::open(self.home, self.options.domain.as_ref(), on_wait);
             self.pieces = Some(pieces.map_err(|error| error.to_string())?);
         }
         Ok(sections)
@@ -295,7 +307,7 @@ impl Install<'_> {
         let mut session = self.store.session()?;
         let most = usize::try_from(self.options.limits.entries).unwrap_or(usize::MAX);
         let files = receive::files(&mut session, self.pulled, &function.config, most)?;
-        let (function, refrozen) = match decision {
+        let ((function, is_active), refrozen) = match decision {
             Decision::Image { with_kernel } => {
                 (self.with_image(&mut session, function, &files, with_kernel)?, None)
             }
@@ -308,7 +320,8 @@ impl Install<'_> {
         };
         let PulledFunction { digest, is_signed, bytes, moved, .. } = self.pulled;
         let (digest, is_signed) = (digest.clone(), *is_signed);
-        Ok(Installed { function, digest, is_signed, bytes: *bytes, moved: *moved, refrozen })
+        let (bytes, moved) = (*bytes, *moved);
+        Ok(Installed { function, is_active, digest, is_signed, bytes, moved, refrozen })
     }
 
     fn with_image(
@@ -317,7 +330,7 @@ impl Install<'_> {
         function: StoredFunction,
         files: &ReceivedFiles,
         with_kernel: bool,
-    ) -> Result<BuiltFunction, ArtifactError> {
+    ) -> Result<(BuiltFunction, bool), ArtifactError> {
         let build = self.pulled.document.image.kernel;
         let offered = with_kernel.then(|| receive::kernel(self.pulled)).transpose()?;
         if let Some(kernel) = &offered {
@@ -335,7 +348,7 @@ impl Install<'_> {
         let id = session.commit_image(image)?;
         self.put_working_set(session, id)?;
         self.check_boot(session, id, index)?;
-        Ok(store_pulled(self.home, session, function, index, id)?)
+        Ok(store_pulled(self.home, session, function, index, id, self.options.activation)?)
     }
 
     /// Stores what requests touch where it was pushed, so that the first boot here is not slower. It
@@ -370,15 +383,16 @@ impl Install<'_> {
         function: StoredFunction,
         files: &ReceivedFiles,
         on_event: &mut OnEvent<'_>,
-    ) -> Result<BuiltFunction, ArtifactError> {
+    ) -> Result<(BuiltFunction, bool), ArtifactError> {
         let index = session.put_foreign_index(&files.index)?;
         let options = BuildOptions {
             weak_limits: self.options.weak_limits,
             cpu_baseline: function.cpu_baseline,
+            activation: self.options.activation,
             ..BuildOptions::default()
         };
         let on_event = &mut |event: BuildEvent<'_>| on_event(PullEvent::Build(event));
         let built = freeze_pulled(self.home, session, function, index, &options, on_event)?;
-        Ok(built.function)
+        Ok((built.function, built.is_active))
     }
 }

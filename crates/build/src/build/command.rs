@@ -11,6 +11,7 @@ use super::output::{Flow, Output};
 use super::program::{TICK, TICK_IN_A_FLOOD, start_parent};
 use super::{BuildEvent, BuildOptions, OnEvent, Trust};
 use crate::DEFAULT_PATH;
+use crate::lacking::Lacking;
 use rustix::process::geteuid;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -80,6 +81,18 @@ pub enum CommandFailure {
     /// It took too long.
     #[error("it took longer than {} s", .0.as_secs_f64())]
     TimedOut(Duration),
+}
+
+impl CommandFailure {
+    /// The same with what helps if a program is missing.
+    fn explained(self) -> Self {
+        match self {
+            Self::NotStarted(why) => {
+                Self::NotStarted(Lacking::Command.explain(&why).unwrap_or(why))
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<io::Error> for CommandFailure {
@@ -210,6 +223,7 @@ impl Commands<'_> {
             let event = sandbox.wait_event(Some(patience))?;
             flow = output.pass_on(on_event);
             if let Some(end) = end_of(&sandbox, event) {
+                let end = end.map_err(CommandFailure::explained);
                 let events = sandbox.take_egress_events();
                 note_denials(&events, "`egress` in [build]", on_event);
                 return end;

@@ -264,7 +264,11 @@ pub(super) fn write_image(
     let kernel = store_kernel(session, sandbox.kernel_build_id())?;
     let mut new = session.new_image_file()?;
     new.needs(kernel);
-    let report = thaw_sandbox::freeze(sandbox, entry, &spec, new.file())?;
+    let report = thaw_sandbox::freeze(sandbox, entry, &spec, new.file());
+    let report = report.map_err(|error| match error {
+        FreezeError::Write(error) => FreezeFailure::from(new.unwritten(error)),
+        error => error.into(),
+    })?;
     // What cannot be booted must not be stored as a function.
     let image = open_new(&new, order)?;
     image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;

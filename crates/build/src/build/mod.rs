@@ -355,7 +355,7 @@ pub(crate) fn freeze_pulled(
     freeze_and_store(session, function, index, place, Way::Start, options, on_event)
 }
 
-/// Stores a function whose image was pulled.
+/// Stores a function whose image was pulled; what was stored, and whether requests go to it.
 ///
 /// # Errors
 /// Its tenant may not have so much.
@@ -365,11 +365,25 @@ pub(crate) fn store_pulled(
     function: StoredFunction,
     index: IndexId,
     image: ImageId,
-) -> Result<BuiltFunction, BuildError> {
+    activation: Activation,
+) -> Result<(BuiltFunction, bool), BuildError> {
     let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
-    let options = BuildOptions::default();
+    let options = BuildOptions { activation, ..BuildOptions::default() };
+    let config = new_version(&function, index, image)?.config;
     let record = put_new(session, &function, index, image, &quotas, &options)?;
-    Ok(BuiltFunction::from_record(record)?)
+    just_stored(&record, image, &config)
+}
+
+/// The version of a function that was stored a moment ago, and whether requests go to it.
+fn just_stored(
+    record: &FunctionRecord,
+    image: ImageId,
+    config: &serde_json::Value,
+) -> Result<(BuiltFunction, bool), BuildError> {
+    let is_it = |version: &Version| version.image == Some(image) && version.config == *config;
+    let stored = record.versions().into_iter().rev().find(is_it).expect("it was stored");
+    let is_active = stored.number == record.number;
+    Ok((BuiltFunction::from_version(&record.name, stored)?, is_active))
 }
 
 /// Stores a version of a function in the place of whatever is there, if its tenant may have so much.
@@ -539,9 +553,6 @@ fn freeze_and_store(
         }
         Place::New(quotas) => put_new(session, &function, index, image, quotas, options)?,
     };
-    let is_built = |version: &Version| version.image == Some(image) && version.config == config;
-    let built = record.versions().into_iter().rev().find(is_built).expect("it was stored");
-    let is_active = built.number == record.number;
-    let function = BuiltFunction::from_version(&record.name, built)?;
+    let (function, is_active) = just_stored(&record, image, &config)?;
     Ok(Built { function, frozen, is_active })
 }

@@ -8,6 +8,7 @@ use super::freeze::FreezeFailure;
 use super::output::{Flow, Output};
 use super::template::Template;
 use super::{BuildEvent, BuildOptions, OnEvent};
+use crate::lacking::Lacking;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -124,6 +125,8 @@ pub(super) struct Program {
     has_secrets: bool,
     /// What it has not of its directory, if it has not all.
     absent: Option<Absent>,
+    /// How a program comes into its sandbox that is missing there.
+    lacking: Lacking,
     /// The number of the signal that freezes it, whenever this process gets it.
     signals: Option<mpsc::Receiver<u32>>,
     /// Whether somebody waits for it still; `None`: as long as it takes.
@@ -240,6 +243,7 @@ impl Program {
             memory: config.limits.memory,
             has_secrets: !config.secrets.is_default(),
             absent: Absent::of(function),
+            lacking: Lacking::program_of(config),
             signals,
             wanted: options.wanted.clone(),
             losses: None,
@@ -326,7 +330,8 @@ impl Program {
 
     /// Ends it and says what went wrong.
     pub(super) fn fail(self, stop: Stop, on_event: &mut OnEvent<'_>) -> FreezeFailure {
-        let Self { sandbox, parent, output, awaited, memory, has_secrets, absent, .. } = self;
+        let Self { sandbox, parent, output, awaited, memory, has_secrets, absent, lacking, .. } =
+            self;
         let events = sandbox.take_egress_events();
         drop((sandbox, parent));
         let output = output.finish(on_event);
@@ -353,7 +358,10 @@ impl Program {
                 let why = reason.map_or_else(or_else, |reason| reason.to_string());
                 FreezeFailure::NoEntryPoint { awaited: infinitive, waited, why, output }
             }
-            Stop::NotStarted(reason) => FreezeFailure::NotStarted { reason, output },
+            Stop::NotStarted(reason) => {
+                let reason = lacking.explain(&reason).unwrap_or(reason);
+                FreezeFailure::NotStarted { reason, output }
+            }
             Stop::Died(reason) => FreezeFailure::Died { reason, output },
             Stop::OutOfMemory(peak) => FreezeFailure::OutOfMemory {
                 awaited: awaited.past,

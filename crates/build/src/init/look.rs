@@ -157,9 +157,17 @@ pub(super) fn port(sources: &[(String, String)]) -> Ports {
     }
     // Addresses behind `=`, `(` and `,` that are the program's own: `:80`, `0.0.0.0:80`, `[::]:80`.
     const OWN: &str = r#"["'](?:tcp://)?(?:0\.0\.0\.0|\[::\])?:(\d{2,5})["']"#;
+    // Those of this host, which are the program's own only where it listens.
+    const LOOPBACK: &str = r#"["'](?:127\.0\.0\.1|localhost|\[::1\]):(\d{2,5})["']"#;
     let patterns = [
-        // `listen(3000`, `ListenAndServe(":8082"`, `bind("0.0.0.0:8083"`, `Server(("", 8001)`.
-        format!(r#"(?i)\b(?:listen\w*|bind)\(\s*(?:["']tcp["'],\s*)?(?:{OWN}|(\d{{2,5}})\b)"#),
+        // `listen(3000`, `ListenAndServe(":8082"`, `bind("0.0.0.0:8083"`, `Listen("tcp", "localhost:8088"`.
+        format!(
+            r#"(?i)\b(?:listen\w*|bind)\(\s*(?:["']tcp[46]?["'],\s*)?(?:{OWN}|{LOOPBACK}|(\d{{2,5}})\b)"#
+        ),
+        // `TCPServer.new("127.0.0.1", 8089)`, `TCPServer.open 8090`.
+        r#"\bTCPServer\.(?:new|open)\b[ \t(]*(?:(?:nil|["'][^"'\n]*["'])\s*,\s*)?(\d{2,5})\b"#
+            .to_owned(),
+        // `Server(("", 8001)`.
         // `.sin_port = htons(8000)`.
         r"\bhtons\(\s*(\d{2,5})\b".to_owned(),
         r#"Server\(\s*\(\s*["'][\w.]*["'],\s*(\d{2,5})\b"#.to_owned(),
@@ -233,6 +241,12 @@ mod tests {
             ("HTTPServer(('', 8001), Handler)", Some(8001)),
             ("http.ListenAndServe(\":8082\", nil)", Some(8082)),
             ("s.bind(\"0.0.0.0:8083\")", Some(8083)),
+            ("http.ListenAndServe(\"127.0.0.1:3008\", nil)", Some(3008)),
+            ("net.Listen(\"tcp4\", \"localhost:8088\")", Some(8088)),
+            ("TCPServer.new(8089)", Some(8089)),
+            ("server = TCPServer.new('127.0.0.1', 8090)", Some(8090)),
+            ("server = TCPServer.open 8091", Some(8091)),
+            ("TCPServer.new(nil, 8092)", Some(8092)),
             ("server.port=8085", Some(8085)),
             ("address.sin_port = htons(8000);\nlisten(fd, 64);", Some(8000)),
             ("htons(port ? atoi(port) : 8080)", None),
@@ -247,6 +261,8 @@ mod tests {
             ("db_port = 5432", None),
             ("redis := \"redis:6379\"\nhttp.ListenAndServe(\":8084\", nil)", Some(8084)),
             ("fetch(\"localhost:9200\")", None),
+            ("&redis.Options{Addr: \"localhost:6379\"}", None),
+            ("TCPSocket.new('127.0.0.1', 6379)", None),
             ("port = 5432\nsock.listen(8086)", Some(8086)),
             ("a.listen(3000); b.listen(4000)", None),
             ("print(1234)", None),

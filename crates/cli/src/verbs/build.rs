@@ -140,13 +140,17 @@ pub fn run(arguments: &Arguments) -> Outcome {
         serve_new_version(&home, config.name.as_str(), !arguments.quiet)?;
     }
     if arguments.no_activate && !arguments.quiet {
-        let (name, number) = (&config.name, built.function.number);
-        match built.is_active {
-            true => eprintln!("it is the first version of {name}, so it is active"),
-            false => eprintln!("`thaw activate {name} {number}` has requests go to it"),
-        }
+        say_activation(config.name.as_str(), built.function.number, built.is_active);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says where requests go after a version was stored that was to get none.
+pub(super) fn say_activation(name: &str, number: u32, is_active: bool) {
+    match is_active {
+        true => eprintln!("it is the first version of {name}, so it is active"),
+        false => eprintln!("`thaw activate {name} {number}` has requests go to it"),
+    }
 }
 
 /// Has a running daemon serve the version of a function that is in the store now.

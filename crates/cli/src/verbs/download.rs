@@ -42,6 +42,12 @@ impl ProgressLine {
 
     /// Shows it, if the last time was long enough ago.
     pub fn show(&mut self, progress: &ImageProgress) {
+        if let ImageProgress::Waiting(awaited) = progress {
+            // Also where no terminal is: it may take long.
+            self.finish();
+            eprintln!("thaw: note: {}", awaited.sentence());
+            return;
+        }
         if !self.shown || self.last.is_some_and(|last| last.elapsed() < INTERVAL) {
             return;
         }
@@ -56,6 +62,7 @@ impl ProgressLine {
                 done.entries,
                 output::size(done.bytes)
             ),
+            ImageProgress::Waiting(_) => return,
         };
         // Without a standard error there is nobody to tell.
         let _ = write!(io::stderr(), "\r\x1b[K{text}");

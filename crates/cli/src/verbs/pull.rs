@@ -1,7 +1,7 @@
 //! `thaw pull`: an image of a registry becomes a stored root file system, a function a stored
 //! function.
 
-use super::build::{Display, serve_new_version};
+use super::build::{Display, say_activation, serve_new_version};
 use super::download::{self, ProgressLine, SizeArguments};
 use super::limits::WeakLimitsArgument;
 use crate::client::Daemon;
@@ -14,9 +14,10 @@ use thaw_build::artifact::{self, Installed, Part, PullEvent, PullOptions, Pulled
 use thaw_home::config::DomainName;
 use thaw_home::function::StoredFunction;
 use thaw_home::home::Home;
+use thaw_home::volumes::VolumeStore;
 use thaw_node::catalog::Reload;
 use thaw_oci::Reference;
-use thaw_store::Name;
+use thaw_store::{Activation, Name};
 
 /// Pull a container image or a frozen function from a registry.
 ///
@@ -55,6 +56,9 @@ pub struct Arguments {
     /// ends before, the daemon has the rest fetched.
     #[arg(long, conflicts_with = "refreeze")]
     lazy: bool,
+    /// Functions: leave the requests with the version that has them; see `thaw activate` and `thaw split`.
+    #[arg(long, conflicts_with = "lazy")]
+    no_activate: bool,
     #[command(flatten)]
     size: SizeArguments,
     #[command(flatten)]
@@ -73,6 +77,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         allow_egress: arguments.allow_egress,
         weak_limits: arguments.weak_limits.chosen(),
         limits: arguments.size.limits(),
+        activation: if arguments.no_activate { Activation::Later } else { Activation::Now },
     };
     let mut line = ProgressLine::new();
     let mut display = Display::new(false);
@@ -108,11 +113,25 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Pulled::Image(image, report) => download::report(&image, &report, arguments.json)?,
         Pulled::Function(installed) => {
             report(&installed, arguments.json)?;
+            say_lacking_volume(&home, &installed.function.function);
             let name = installed.function.function.config.name.as_str();
-            serve_new_version(&home, name, !arguments.json)?;
+            if installed.is_active {
+                serve_new_version(&home, name, !arguments.json)?;
+            }
+            if arguments.no_activate && !arguments.json {
+                say_activation(name, installed.function.number, installed.is_active);
+            }
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says which volume a function mounts that is not here: volumes do not come along.
+fn say_lacking_volume(home: &Home, function: &StoredFunction) {
+    let config = &function.config;
+    if let Some(lacking) = VolumeStore::of(home.clone()).lacking(&config.name, &config.volumes) {
+        eprintln!("thaw: note: {lacking}");
+    }
 }
 
 /// Has a daemon serve a function of which only a part is here.
@@ -135,11 +154,13 @@ fn serve_part(home: &Home, name: &str, as_json: bool) {
 }
 
 fn report(installed: &Installed, as_json: bool) -> Result<(), Failure> {
-    let Installed { function, digest, is_signed, bytes, moved, refrozen } = installed;
+    let Installed { function, is_active, digest, is_signed, bytes, moved, refrozen } = installed;
     let config = &function.function.config;
     if as_json {
         return output::print_json(&json!({
             "function": config.name,
+            "version": function.number,
+            "active": is_active,
             "domain": config.sharing.domain,
             "digest": digest,
             "signed": is_signed,

@@ -1,10 +1,16 @@
 //! `thaw restart`: new instances for a function.
 
 use crate::client::{Daemon, DaemonArguments};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
+use std::thread;
+use std::time::Duration;
 use thaw_node::catalog::Restarted;
+use thaw_node::service::InstanceInfo;
+
+/// How often it is looked whether instances have ended.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Serve a function by new instances, which have the present values of its secrets.
 ///
@@ -13,10 +19,15 @@ use thaw_node::catalog::Restarted;
 /// with `thaw sandbox kill` if they are not to have these any more. New requests go to new instances of the same versions meanwhile,
 /// so that none is refused. If a secret is not set, nothing changes.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw secret set shop database && thaw restart shop")]
+#[command(after_help = "Examples:\n  \
+    thaw secret set shop database && thaw restart shop\n  \
+    thaw restart shop --wait                   # nobody uses the old value any more")]
 pub struct Arguments {
     /// The function.
     name: String,
+    /// Wait until the instances of before have ended, which takes `limits.drain` at the longest.
+    #[arg(long)]
+    wait: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -28,9 +39,16 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let daemon = Daemon::find(&arguments.daemon)?;
     let path = format!("/functions/{}/restart", output::escape(&arguments.name));
     let restarted: Restarted = daemon.post(&path)?;
+    if arguments.wait {
+        wait_for_the_end(&daemon, &restarted.ending)?;
+    }
     output::print_done(arguments.json, &restarted, |restarted: &Restarted| {
-        let Restarted { function, instances, sandboxes } = restarted;
+        let Restarted { function, instances, sandboxes, .. } = restarted;
         let ends = match instances {
+            1 if arguments.wait => format!("{function}: the instance of before has ended"),
+            2.. if arguments.wait => {
+                format!("{function}: the {instances} instances of before have ended")
+            }
             0 => format!("{function}: no instance was live"),
             1 => format!("{function}: 1 instance gets no more requests and ends"),
             _ => format!("{function}: {instances} instances get no more requests and end"),
@@ -43,4 +61,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
             ),
         }
     })
+}
+
+/// Waits until none of these instances is left; the daemon ends them when their time is over.
+fn wait_for_the_end(daemon: &Daemon, ending: &[u64]) -> Result<(), Failure> {
+    loop {
+        let left: Vec<InstanceInfo> = daemon.get("/instances")?;
+        if !left.iter().any(|instance| ending.contains(&instance.id)) {
+            return Ok(());
+        }
+        thread::sleep(LOOK_EVERY);
+    }
 }

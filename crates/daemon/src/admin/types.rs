@@ -260,7 +260,8 @@ impl FunctionInfo {
             problem: catalog
                 .problem(&config.name)
                 .or_else(|| service.unreachable())
-                .or_else(|| missing_secret(service)),
+                .or_else(|| missing_secret(service))
+                .or_else(|| lacking_volume(service)),
         }
     }
 }
@@ -270,6 +271,13 @@ fn missing_secret(service: &Service) -> Option<String> {
     let config = service.config();
     let missing = service.shared().secrets()?.missing(&config.name, &config.secrets.names)?;
     Some(missing.to_string())
+}
+
+/// Why copies cannot be thawed for want of a volume, if so.
+fn lacking_volume(service: &Service) -> Option<String> {
+    let config = service.config();
+    let volumes = service.shared().volumes().ok()?;
+    Some(volumes.lacking(&config.name, &config.volumes)?.to_string())
 }
 
 impl FunctionDetail {

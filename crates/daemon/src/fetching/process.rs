@@ -142,6 +142,9 @@ impl Fetching<'_> {
                     self.say(&News::Progress { bytes, of, moved, failed });
                 }
             }
+            PullEvent::Progress(ImageProgress::Waiting(awaited)) => {
+                self.say(&News::Note(News::sentence(awaited.sentence())));
+            }
             PullEvent::Progress(_) | PullEvent::Build(_) => {}
             PullEvent::Note(note) => self.say(&News::Note(News::sentence(note))),
         };

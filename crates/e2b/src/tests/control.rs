@@ -183,6 +183,22 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
     ] {
         assert_eq!(place.control("secret", "POST /v2/sandboxes", body).await.0, status);
     }
+    let negative = json!({"templateID": "base", "timeout": -1});
+    for (line, body, said) in [
+        ("POST /v2/sandboxes", negative, "`timeout` is -1, but must be a whole number from 0"),
+        (
+            "GET /v2/sandboxes?limit=many",
+            Value::Null,
+            "`limit` of the address is wrong: invalid digit found in string",
+        ),
+    ] {
+        let (status, answer, _) = place.control("secret", line, body).await;
+        assert_eq!((status, &answer["code"]), (StatusCode::BAD_REQUEST, &json!(400)));
+        assert_eq!(answer["message"], said);
+    }
+    let wrong = json!({"process": {"pid": -1}});
+    let (status, answer) = place.unary(&made, "/process.Process/Update", wrong).await;
+    assert_eq!((status, &answer["code"]), (StatusCode::BAD_REQUEST, &json!("invalid_argument")));
     // What is refused leaves nothing behind.
     assert_eq!(place.api.records.of("a").len(), 1);
 }

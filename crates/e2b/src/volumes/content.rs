@@ -5,12 +5,13 @@
 
 use super::tree::{self, Place};
 use super::{no_volume, on_node, problem};
+use crate::input::Query;
 use crate::problem::{Kind, Problem};
 use crate::records::are_equal;
 use crate::serve::{closing, header};
 use crate::{E2b, StreamPlace};
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};

@@ -15,6 +15,19 @@ pub enum VolumeError {
         "there is no volume `{0}`; `thaw volume create {0} --size 1GiB --function NAME` makes one"
     )]
     Missing(Name),
+    /// There is none of a name that a function mounts.
+    #[error(
+        "there is no volume `{name}`, which function `{function}` mounts; `thaw volume create {name} \
+         --size {size} --function {function}` makes it"
+    )]
+    MissingFor {
+        /// The volume.
+        name: Name,
+        /// The function.
+        function: FunctionName,
+        /// How large the function wants it to be.
+        size: ByteSize,
+    },
     /// There is one of that name.
     #[error("there is a volume `{0}` already; choose another name, or remove it")]
     Exists(Name),

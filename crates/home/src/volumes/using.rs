@@ -2,7 +2,7 @@
 
 use super::error::failed;
 use super::{CLIENTS_PREFIX, Note, VolumeError, VolumeStore, open_own};
-use crate::config::{DomainName, FunctionConfig, FunctionName, VolumeConfig};
+use crate::config::{ByteSize, DomainName, FunctionConfig, FunctionName, VolumeConfig};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use thaw_sandbox::{BoundAccess, OwnFiles, Volume, VolumeMount, VolumeShare};
 use thaw_store::Name;
+
+/// How large a volume is proposed to be whose size its function does not say.
+const USUAL_SIZE: ByteSize = ByteSize::mebibytes(1024);
 
 /// Which volumes a sandbox may use.
 #[derive(Clone, Copy, Debug)]
@@ -159,8 +162,29 @@ impl VolumeStore {
         function: &FunctionName,
         share: &VolumeShare,
     ) -> Result<VolumeMount, VolumeError> {
-        let name = &wanted.name;
         let _acting = self.home.act()?;
+        let note = self.note_for(wanted, function)?;
+        let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
+        self.mount(&wanted.name, &note, access, share)
+    }
+
+    /// Why a function cannot have the volumes that it names, as far as their notes say. Opens none.
+    pub fn lacking(
+        &self,
+        function: &FunctionName,
+        volumes: &[VolumeConfig],
+    ) -> Option<VolumeError> {
+        let _acting = self.home.act().ok()?;
+        volumes.iter().find_map(|volume| self.note_for(volume, function).err())
+    }
+
+    /// The note of a volume that a function names, if that is what it means and may use.
+    fn note_for(
+        &self,
+        wanted: &VolumeConfig,
+        function: &FunctionName,
+    ) -> Result<Note, VolumeError> {
+        let name = &wanted.name;
         let note = self.read_note(name);
         if let Some(path) = &wanted.host {
             let host = note.is_ok().then(|| self.host(name)).transpose()?.flatten();
@@ -169,12 +193,17 @@ impl VolumeStore {
                 return Err(VolumeError::NotHost { name, function, path });
             }
         }
-        let note = note?;
-        if !note.functions.contains(function) {
-            return Err(VolumeError::NotFor { name: name.clone(), function: function.clone() });
+        let note = note.map_err(|error| match error {
+            VolumeError::Missing(name) => {
+                let (function, size) = (function.clone(), wanted.size.unwrap_or(USUAL_SIZE));
+                VolumeError::MissingFor { name, function, size }
+            }
+            error => error,
+        })?;
+        match note.functions.contains(function) {
+            true => Ok(note),
+            false => Err(VolumeError::NotFor { name: name.clone(), function: function.clone() }),
         }
-        let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
-        self.mount(name, &note, access, share)
     }
 
     /// Volumes for a sandbox, in their order, to be mounted within the share of its tenant.
@@ -335,10 +364,13 @@ mod tests {
         let (_directory, volumes) = store();
         let name = Name::new("data").unwrap();
         let (one, other) = (config("one", "data"), config("other", "data"));
-        assert!(matches!(
-            volumes.of_function(&one.name, &one.volumes, &VolumeShare::default()),
-            Err(VolumeError::Missing(_))
-        ));
+        let missing = volumes.lacking(&one.name, &one.volumes).expect("it is missing").to_string();
+        assert!(
+            missing.contains("`thaw volume create data --size 1MiB --function one`"),
+            "{missing}"
+        );
+        let opened = volumes.of_function(&one.name, &one.volumes, &VolumeShare::default());
+        assert_eq!(opened.unwrap_err().to_string(), missing);
         let mounts = volumes.of_new_function(&one).unwrap();
         assert_eq!(mounts.len(), 1);
         assert!(matches!(volumes.of_new_function(&other), Err(VolumeError::NotFor { .. })));

@@ -101,6 +101,9 @@ pub struct Reload {
     /// or why nobody listens where it says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
+    /// What `gateway.toml` says of functions that do not exist, a sentence each, of the first 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<String>,
 }
 
 impl Reload {
@@ -120,6 +123,7 @@ impl Reload {
         list("not reached at its address:", &mut self.unreachable.iter().map(with_reason));
         list("quotas are the old ones:", &mut self.quotas.iter().cloned());
         list("gateway.toml is the old one:", &mut self.gateway.iter().cloned());
+        list("gateway.toml:", &mut self.unknown.iter().cloned());
         match parts.is_empty() {
             true => "no function has changed".to_owned(),
             // A reason may quote what somebody has written.
@@ -135,7 +139,7 @@ struct Broken {
 
 impl Launcher for Broken {
     fn launch(&self, _client: Option<&Client>) -> Result<Launched, LaunchError> {
-        Err(LaunchError(self.reason.clone()))
+        Err(LaunchError::Failed(self.reason.clone()))
     }
 
     fn is_ready(&self) -> bool {
@@ -251,6 +255,9 @@ impl Catalog {
             report.removed.push(name.to_string());
         }
         drop(known);
+        report.unknown = self.node().edge().name_strangers(|name| {
+            present.contains(name) || report.broken.contains_key(name.as_str())
+        });
         self.node().forget_left_asleep(|function| self.is_gone(function));
         self.services.shrink_to_quotas();
         Ok(report)

@@ -89,7 +89,7 @@ mod tests {
 
     impl Launcher for Nothing {
         fn launch(&self, _client: Option<&Client>) -> Result<Launched, LaunchError> {
-            Err(LaunchError("nothing is launched here".to_owned()))
+            Err(LaunchError::Failed("nothing is launched here".to_owned()))
         }
 
         fn is_ready(&self) -> bool {

@@ -18,6 +18,9 @@ pub struct Restarted {
     /// Instances of before: idle ones have ended, each other one does when it has answered and its
     /// connections are idle, at the latest after `limits.drain`.
     pub instances: usize,
+    /// The numbers of these.
+    #[serde(default)]
+    pub ending: Vec<u64>,
     /// Sandboxes: they stay, and have the values of secrets that they were made with.
     #[serde(default)]
     pub sandboxes: usize,
@@ -81,11 +84,13 @@ impl Catalog {
         }
         let known = active.function.config.name.clone();
         self.serve_anew(&known, &record, &active)?;
-        let instances = before.services().map(|service| service.count_others()).sum();
+        let ending: Vec<u64> =
+            before.services().flat_map(|service| service.ids_of_others()).collect();
+        let instances = ending.len();
         let all = self.services.versions_of(name);
         let sandboxes = all.iter().map(|service| service.held_count()).sum();
         tracing::info!(function = name, instances, sandboxes, "restarted");
-        Ok(Restarted { function: name.to_owned(), instances, sandboxes })
+        Ok(Restarted { function: name.to_owned(), instances, ending, sandboxes })
     }
 
     fn serve_anew(

@@ -29,7 +29,7 @@ pub use rate::take_allowance;
 pub use request_id::RequestId;
 pub(crate) use routes::{Asked, Target};
 pub(crate) use rules::Policy;
-pub use rules::Rules;
+pub use rules::{Mention, Rules};
 
 use crate::logs::AccessFile;
 use access::Format;
@@ -44,6 +44,9 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 use thaw_home::config::FunctionName;
 
+/// Most functions that the rules name and that do not exist of which something is said.
+const STRANGERS_MAX: usize = 16;
+
 /// What the gateway goes by. Locks are held for a few instructions each, and none is taken
 /// while another is held.
 #[derive(Debug, Default)]
@@ -57,6 +60,8 @@ pub struct Edge {
     operators: Operators,
     refusals: RefusalLog,
     access: OnceLock<AccessFile>,
+    /// What was last said of functions that the file names and that do not exist.
+    strangers: Mutex<Vec<String>>,
     /// Addresses of `[tls]` at which nobody listens, and why.
     deaf: Mutex<BTreeMap<SocketAddr, String>>,
 }
@@ -121,6 +126,25 @@ impl Edge {
         self.has_rules
             .load(Ordering::Acquire)
             .then(|| self.rules.read().expect("no holder panics").clone())
+    }
+
+    /// Says in the log which functions the rules name that do not exist, unless that was said before. One may come
+    /// later, so that is no error. What the rules say of them, a sentence each.
+    pub(crate) fn name_strangers(&self, exists: impl Fn(&FunctionName) -> bool) -> Vec<String> {
+        let rules = self.rules();
+        let mentions = rules.iter().flat_map(|rules| rules.mentions());
+        let mut strangers = mentions.filter(|mention| !exists(&mention.function));
+        let mut said: Vec<_> =
+            strangers.by_ref().take(STRANGERS_MAX).map(Mention::of_nobody).collect();
+        if let more @ 1.. = strangers.count() {
+            said.push(format!("{more} further functions that it names do not exist"));
+        }
+        let mut before = self.strangers.lock().expect("no holder panics");
+        said.iter().filter(|one| !before.contains(one)).for_each(|one| {
+            tracing::warn!("{GATEWAY_FILE}: {one}");
+        });
+        before.clone_from(&said);
+        said
     }
 
     /// Counts a request of a client against a function's rate; how long it has to wait
@@ -198,6 +222,19 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
         policy.authenticate(&headers).unwrap().is_ok()
+    }
+
+    #[test]
+    fn functions_that_do_not_exist_are_named_up_to_a_bound() {
+        let edge = Edge::default();
+        let routes: String =
+            (0..40).map(|n| format!("[[route]]\npath = \"/{n}\"\nfunction = \"f{n}\"\n")).collect();
+        edge.set(Rules::parse(GATEWAY_FILE.as_ref(), &routes).unwrap());
+        let said = edge.name_strangers(|name| name.as_str() == "f0");
+        assert_eq!(said.len(), STRANGERS_MAX + 1);
+        assert!(said[0].starts_with("line 6: the route leads to `f1`,"), "{said:?}");
+        assert_eq!(said[STRANGERS_MAX], "23 further functions that it names do not exist");
+        assert!(edge.name_strangers(|_| true).is_empty());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use std::collections::HashMap;
 use thaw_home::config::FunctionName;
+use toml::Spanned;
 
 /// Most routes of a node.
 pub(super) const ROUTES_MAX: usize = 10_000;
@@ -44,7 +45,7 @@ pub(super) struct RouteTable {
     #[serde(default = "root")]
     path: String,
     scheme: Option<Scheme>,
-    function: Option<FunctionName>,
+    function: Option<Spanned<FunctionName>>,
     #[serde(default)]
     strip: bool,
     redirect: Option<String>,
@@ -180,6 +181,11 @@ impl Route {
 }
 
 impl RouteTable {
+    /// The function that it leads to, with the place of the name in the file.
+    pub fn leads_to(&self) -> Option<&Spanned<FunctionName>> {
+        self.function.as_ref()
+    }
+
     fn route(self) -> Result<Route, String> {
         let Self { path, scheme, function, strip, redirect, status, .. } = self;
         if !path.starts_with('/') || path.contains(['?', '#', ' ', '%']) {
@@ -188,7 +194,7 @@ impl RouteTable {
             );
         }
         let action = match (function, redirect) {
-            (Some(name), None) => Action::Function { name, strip },
+            (Some(name), None) => Action::Function { name: name.into_inner(), strip },
             (None, Some(to)) => Action::Redirect { to: check_location(to)?, status },
             _ => return Err("it has either `function` or `redirect`".to_owned()),
         };

@@ -11,13 +11,14 @@ use super::{Granted, Unauthorized};
 use hyper::header::HeaderMap;
 use rustls::ServerConfig;
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use thaw_home::config::{ByteSize, FunctionName, from_toml};
+use toml::Spanned;
 
 /// Most addresses for TLS.
 const LISTENERS_MAX: usize = 16;
@@ -30,7 +31,7 @@ struct GatewayFile {
     access_log: Option<AccessLogTable>,
     tls: Option<TlsTable>,
     route: Vec<RouteTable>,
-    function: BTreeMap<FunctionName, PolicyTable>,
+    function: BTreeMap<Spanned<FunctionName>, PolicyTable>,
 }
 
 impl Default for GatewayFile {
@@ -78,6 +79,38 @@ pub struct Rules {
     policies: HashMap<FunctionName, Arc<Policy>>,
     /// The files that were read, but for the first.
     files: Vec<Stamp>,
+    /// All functions that are named, each where that is first.
+    mentions: Vec<Mention>,
+}
+
+/// A function that the file names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mention {
+    /// Its name.
+    pub function: FunctionName,
+    /// The line of the file.
+    pub line: usize,
+    by: MentionedBy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MentionedBy {
+    Route,
+    Policy,
+}
+
+impl Mention {
+    /// One sentence for the operator: there is no such function.
+    pub fn of_nobody(&self) -> String {
+        let Self { function, line, by } = self;
+        let said = match by {
+            MentionedBy::Route => format!("the route leads to `{function}`"),
+            MentionedBy::Policy => format!("[function.{function}] is about `{function}`"),
+        };
+        format!(
+            "line {line}: {said}, and there is no function of that name yet; `thaw list` shows those there are"
+        )
+    }
 }
 
 /// Where and as whom TLS is spoken.
@@ -113,6 +146,7 @@ impl Default for Rules {
             routes: Routes::default(),
             policies: HashMap::new(),
             files: Vec::new(),
+            mentions: Vec::new(),
         }
     }
 }
@@ -142,10 +176,12 @@ impl Rules {
     pub fn parse(path: &Path, text: &str) -> Result<Self, GatewayFileError> {
         let file: GatewayFile = from_toml(path, text)?;
         let mut reader = Reader::new(path.parent().unwrap_or_else(|| Path::new(".")));
+        let mentions = file.mentions(text);
         let rules = file.check(&mut reader);
         let mut rules =
             rules.map_err(|reason| GatewayFileError::Rule { path: path.to_owned(), reason })?;
         rules.files = reader.stamps;
+        rules.mentions = mentions;
         Ok(rules)
     }
 
@@ -156,6 +192,11 @@ impl Rules {
             && self.tls.is_none()
             && self.routes.is_empty()
             && self.policies.is_empty()
+    }
+
+    /// All functions that they name, each where that is first.
+    pub fn mentions(&self) -> &[Mention] {
+        &self.mentions
     }
 
     /// The files that they name.
@@ -190,10 +231,33 @@ impl Rules {
 }
 
 impl GatewayFile {
+    /// All functions that the file, whose text this is, names, each where that is first.
+    fn mentions(&self, text: &str) -> Vec<Mention> {
+        let routes = self.route.iter().filter_map(RouteTable::leads_to);
+        let routes = routes.map(|name| (MentionedBy::Route, name));
+        let policies = self.function.keys().map(|name| (MentionedBy::Policy, name));
+        let mut all: Vec<_> = routes.chain(policies).collect();
+        all.sort_by_key(|(_, name)| name.span().start);
+        let (mut line, mut from) = (1, 0);
+        let mut known = HashSet::new();
+        let mut mentions = Vec::new();
+        for (by, name) in all {
+            let start = name.span().start;
+            line += text[from..start].matches('\n').count();
+            from = start;
+            let function = name.get_ref().clone();
+            if known.insert(function.clone()) {
+                mentions.push(Mention { function, line, by });
+            }
+        }
+        mentions
+    }
+
     fn check(self, reader: &mut Reader) -> Result<Rules, String> {
         let tls = self.tls.map(|table| table.load(reader)).transpose()?;
         let mut policies = HashMap::new();
         for (name, table) in self.function {
+            let name = name.into_inner();
             let policy = table.load(reader).map_err(|why| format!("[function.{name}]: {why}"))?;
             policies.insert(name, Arc::new(policy));
         }
@@ -204,6 +268,7 @@ impl GatewayFile {
             routes: Routes::new(self.route)?,
             policies,
             files: Vec::new(),
+            mentions: Vec::new(),
         })
     }
 }
@@ -283,6 +348,21 @@ mod tests {
         assert!(policy.rate.is_some() && policy.cors.is_some());
         assert!(policy.authenticate(&HeaderMap::new()).is_none());
         assert!(rules.policy(&"g".parse().unwrap()).is_none());
+    }
+
+    #[test]
+    fn functions_are_known_with_the_line_that_names_them_first() {
+        let rules = parse(
+            "by_name = false\n[function.a]\nbody_max = \"1KiB\"\n[[route]]\nhost = \"x\"\n\
+             function = \"b\"\n[[route]]\nfunction = \"a\"\n[[route]]\nhost = \"y\"\n\
+             redirect = \"https://x\"\n\n[[route]]\nhost = \"z\"\nfunction = \"b\"",
+        )
+        .unwrap();
+        let of_nobody: Vec<_> = rules.mentions().iter().map(Mention::of_nobody).collect();
+        assert_eq!(of_nobody.len(), 2);
+        assert!(of_nobody[0].starts_with("line 2: [function.a] is about `a`, and there is no"));
+        assert!(of_nobody[1].starts_with("line 6: the route leads to `b`, and there is no"));
+        assert!(parse("").unwrap().mentions().is_empty());
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) fn attend(
             tokio::spawn(attendant.place());
         }
         Placement::Failed(error) => {
-            let refusal = died(service, error.to_string());
+            let refusal = Refusal::of(service, error.into());
             tokio::spawn(async move { attendant.refuse(&refusal).await });
         }
     }

@@ -67,6 +67,13 @@ pub enum Refusal {
         /// What was wrong.
         reason: String,
     },
+    /// 503: the node lacks a volume or a secret of the function.
+    NotSetUp {
+        /// The function.
+        function: String,
+        /// What is missing, and the command that brings it.
+        reason: String,
+    },
     /// 503: a part of the function is elsewhere and could not be fetched.
     NotFetched {
         /// The function.
@@ -171,6 +178,7 @@ impl Refusal {
         let function = service.name().to_string();
         match error {
             PlaceError::InstanceDied(reason) => Self::InstanceDied { function, reason },
+            PlaceError::Lacking(reason) => Self::NotSetUp { function, reason },
             PlaceError::NotFetched(reason) => Self::NotFetched { function, reason },
             PlaceError::CannotWake(reason) => Self::CannotWake { function, reason },
             PlaceError::NoCapacity { reason, retry_after } => {
@@ -190,6 +198,7 @@ impl Refusal {
         match self {
             Self::InstanceDied { .. }
             | Self::BadResponse { .. }
+            | Self::NotSetUp { .. }
             | Self::CannotWake { .. }
             | Self::Timeout { .. } => Some(Verdict::Failed),
             Self::BadHead(_)
@@ -275,6 +284,7 @@ impl Refusal {
                 let reason = "the service gave no valid answer";
                 as_public("bad_gateway", of(502, "bad_response", reason))
             }
+            Self::NotSetUp { .. } => unavailable("not_set_up"),
             Self::NotFetched { .. } => unavailable("not_fetched"),
             Self::CannotWake { .. } => unavailable("cannot_wake"),
             Self::NoCapacity { .. } => unavailable("no_capacity"),
@@ -342,6 +352,7 @@ impl Refusal {
             }
             Self::InstanceDied { reason, .. }
             | Self::BadResponse { reason, .. }
+            | Self::NotSetUp { reason, .. }
             | Self::NotFetched { reason, .. }
             | Self::CannotWake { reason, .. }
             | Self::NoCapacity { reason, .. }
@@ -416,6 +427,7 @@ impl Refusal {
         match self {
             Self::InstanceDied { function, .. }
             | Self::BadResponse { function, .. }
+            | Self::NotSetUp { function, .. }
             | Self::NotFetched { function, .. }
             | Self::CannotWake { function, .. }
             | Self::NoCapacity { function, .. }
@@ -448,7 +460,9 @@ impl Refusal {
             Self::Draining | Self::NodeFull | Self::CannotWake { .. } | Self::NotFetched { .. } => {
                 Some(1)
             }
-            Self::QueueFull { .. } | Self::QueueUnavailable { .. } => Some(5),
+            Self::NotSetUp { .. } | Self::QueueFull { .. } | Self::QueueUnavailable { .. } => {
+                Some(5)
+            }
             _ => None,
         }
     }
@@ -517,6 +531,7 @@ mod tests {
             Refusal::HeadTooLarge,
             Refusal::InstanceDied { function: f(), reason: r() },
             Refusal::BadResponse { function: f(), reason: r() },
+            Refusal::NotSetUp { function: f(), reason: r() },
             Refusal::CannotWake { function: f(), reason: r() },
             Refusal::NoCapacity { function: f(), reason: r(), retry_after },
             Refusal::QuotaReached { function: f(), reason: r(), retry_after },

@@ -1,6 +1,5 @@
 //! Giving a connection to an instance from a task that waits for its end.
 
-use super::attend::died;
 use super::refusal::Refusal;
 use crate::instance::{Client, Done, Outcome, Placed};
 use crate::service::{Found, Placement, Reuse, Service};
@@ -38,7 +37,7 @@ impl Seat {
         match service.place_now(client, reuse, tell) {
             Placement::Placed(placed) => return Ok(Self::Taken(Ticket { placed, done })),
             Placement::Idle(upstream) => return Ok(Self::Other(upstream)),
-            Placement::Failed(error) => return Err(died(service, error.to_string())),
+            Placement::Failed(error) => return Err(Refusal::of(service, error.into())),
             Placement::Later => {}
         }
         let (tell, done) = teller();

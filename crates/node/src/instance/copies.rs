@@ -121,7 +121,12 @@ impl ImageBoots {
         let spec = self.spec(base.clone(), memory);
         let written = plain.as_ref().unwrap_or(file.file());
         let written = freezer.write(rest, &spec, written, &mut when_read(is_read));
-        let report: FreezeReport = written.map_err(unread)?;
+        let report: FreezeReport = written.map_err(|error| match error {
+            FreezeError::Write(error) if plain.is_none() => {
+                Unread::Failed(file.unwritten(error).to_string())
+            }
+            error => unread(error),
+        })?;
         let index = self.rootfs.id();
         let (store, tenant) = (self.store.clone(), self.terms.tenant.clone());
         let build = freezer.kernel_build_id();
@@ -131,7 +136,7 @@ impl ImageBoots {
             if let (Some(key), Some(plain)) = (&key, &plain) {
                 let name = Checkpoint::sealed_name(&name, owner.as_ref());
                 seal::owner::seal(&key.key, &name, plain, file.file())
-                    .map_err(|error| error.to_string())?;
+                    .map_err(|error| file.unwritten(error).to_string())?;
             }
             // Nobody else finds room meanwhile that is there once.
             let _turn = store.counting_turn().map_err(|error| error.to_string())?;

@@ -119,7 +119,7 @@ pub trait Launcher: Send + Sync {
         _egress: Option<&Arc<EgressPolicy>>,
         _limits: ResourceLimits,
     ) -> Result<Box<dyn Instance>, LaunchError> {
-        Err(LaunchError("this launcher takes nothing over".to_owned()))
+        Err(LaunchError::Failed("this launcher takes nothing over".to_owned()))
     }
 
     /// Prepares the boot of an instance that sleeps in a file, whose image has this checksum and
@@ -148,7 +148,7 @@ pub trait Launcher: Send + Sync {
     /// # Errors
     /// They are no sandboxes, or their own volumes cannot be used.
     fn mounting(&self, _more: &[VolumeMount]) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
-        Err(LaunchError("its instances cannot have volumes".to_owned()))
+        Err(LaunchError::Failed("its instances cannot have volumes".to_owned()))
     }
 
     /// Its instances have these processes from outside in their memory, and are told which of them go
@@ -309,8 +309,15 @@ impl fmt::Debug for Launched {
 
 /// Why no instance could be booted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct LaunchError(pub String);
+pub enum LaunchError {
+    /// It was tried, and the host or the image did not allow it.
+    #[error("{0}")]
+    Failed(String),
+    /// The node lacks something that every instance has to have, such as a volume or the value of a
+    /// secret; with the command that brings it.
+    #[error("{0}")]
+    Lacking(String),
+}
 
 /// Why an instance that is asleep cannot be booted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

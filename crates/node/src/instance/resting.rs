@@ -76,7 +76,7 @@ impl RestingLauncher {
         if let Some(launcher) = self.noted_use() {
             return Ok(launcher);
         }
-        let launcher = Arc::new((self.open)().map_err(LaunchError)?);
+        let launcher = Arc::new((self.open)().map_err(LaunchError::Failed)?);
         let mut state = self.state();
         if state.stands_down {
             launcher.stand_down();
@@ -105,7 +105,7 @@ impl Launcher for RestingLauncher {
             let (say, news) = watch::channel(None);
             let this = self.clone();
             tokio::task::spawn_blocking(move || {
-                let opened = this.wanted().map(drop).map_err(|error| error.0);
+                let opened = this.wanted().map(drop).map_err(|error| error.to_string());
                 // Nobody may be left who waits.
                 let _ = say.send(Some(opened));
             });
@@ -115,7 +115,7 @@ impl Launcher for RestingLauncher {
         Some(Box::pin(async move {
             let ended = news.wait_for(Option::is_some).await.ok().and_then(|news| news.clone());
             let lost = || Err("whoever opened its image has ended".to_owned());
-            ended.unwrap_or_else(lost).map_err(LaunchError)
+            ended.unwrap_or_else(lost).map_err(LaunchError::Failed)
         }))
     }
 
@@ -154,7 +154,7 @@ impl Launcher for RestingLauncher {
         decrypted: Option<Decrypted>,
         limits: ResourceLimits,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
-        let launcher = self.wanted().map_err(|error| WakeError::Later(error.0))?;
+        let launcher = self.wanted().map_err(|error| WakeError::Later(error.to_string()))?;
         launcher.waken(file, checksum, base, clients, decrypted, limits)
     }
 
@@ -260,7 +260,7 @@ mod tests {
                 tokio::task::spawn_blocking(|| ()).await.unwrap();
                 go_on.send(()).unwrap();
                 for opening in waiting {
-                    assert_eq!(opening.await.unwrap_err().0, "it is damaged");
+                    assert_eq!(opening.await.unwrap_err().to_string(), "it is damaged");
                 }
                 // Whoever comes later has it tried again, once the thread has ended.
                 while launcher.coming.lock().unwrap().as_ref().unwrap().has_changed().is_ok() {

@@ -284,9 +284,11 @@ impl SandboxLauncher {
             BootKind::Fork => shared.standby.fill_template(shared),
             BootKind::Ready => shared.standby.fill_ready(shared).map_err(|unready| match unready {
                 Unready::Failed(error) => error,
-                Unready::NoRoom => LaunchError("the tenant's quota is used up".to_owned()),
+                Unready::NoRoom => LaunchError::Failed("the tenant's quota is used up".to_owned()),
             }),
-            BootKind::Asleep => Err(LaunchError("nothing of a function is asleep".to_owned())),
+            BootKind::Asleep => {
+                Err(LaunchError::Failed("nothing of a function is asleep".to_owned()))
+            }
         }
     }
 
@@ -326,7 +328,7 @@ impl SandboxLauncher {
         let Boot { sandbox, plan, kind, taken_ns, output, lent, shows } = boot;
         let instance =
             SandboxInstance::new(sandbox, plan, shared.clone(), output.log).map_err(|error| {
-                LaunchError(format!(
+                LaunchError::Failed(format!(
                     "cannot watch the new instance ({error}); raise the limit of open files"
                 ))
             })?;
@@ -350,7 +352,7 @@ impl Launcher for SandboxLauncher {
         };
         let take = || {
             let zygote = shared.pool.take_in_haste(shared.terms.limits);
-            zygote.map_err(|error| LaunchError(error.to_string()))
+            zygote.map_err(|error| LaunchError::Failed(error.to_string()))
         };
         let boot = match if is_sample { None } else { of_standby() } {
             Some(boot) => boot,
@@ -395,7 +397,7 @@ impl Launcher for SandboxLauncher {
         egress: Option<&Arc<EgressPolicy>>,
         limits: ResourceLimits,
     ) -> Result<Box<dyn Instance>, LaunchError> {
-        let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| LaunchError::Failed(error.to_string());
         let shared = self.shared.clone();
         let (plan, terms) = (shared.plan(), &shared.terms);
         let egress = egress.unwrap_or(&terms.egress);
@@ -604,7 +606,7 @@ impl ImageBoots {
             match zygote.thaw(&plan, handed, &options) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),
-                Err(error) => break Err(LaunchError(error.to_string()).into()),
+                Err(error) => break Err(LaunchError::Failed(error.to_string()).into()),
             }
         };
         // Not before: the thread that reads would take this one's processor.

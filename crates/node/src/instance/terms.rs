@@ -110,7 +110,7 @@ impl InstanceTerms {
             return Ok(());
         }
         if let Some((_, why)) = problem.as_ref().filter(|(at, _)| at.elapsed() < OPEN_AGAIN_AFTER) {
-            return Err(LaunchError(why.clone()));
+            return Err(LaunchError::Lacking(why.clone()));
         }
         let share = self.tenant.volumes();
         match store.volumes().of_function(&self.function, &self.volumes, share) {
@@ -123,7 +123,7 @@ impl InstanceTerms {
             Err(error) => {
                 let why = error.to_string();
                 self.say_volume_problem(problem.replace((Instant::now(), why.clone())), &why);
-                Err(LaunchError(why))
+                Err(LaunchError::Lacking(why))
             }
         }
     }
@@ -150,11 +150,11 @@ impl InstanceTerms {
         if self.secrets.is_empty() {
             return Ok(None);
         }
-        let failed = |why: String| LaunchError(why);
+        let lacking = |why: String| LaunchError::Lacking(why);
         let store = self.secret_store.get();
-        let store = store.ok_or_else(|| failed("only a daemon has its secrets".to_owned()))?;
+        let store = store.ok_or_else(|| lacking("only a daemon has its secrets".to_owned()))?;
         let secrets = store.read(&self.function, &self.secrets);
-        secrets.map(Some).map_err(|error| failed(error.to_string()))
+        secrets.map(Some).map_err(|error| lacking(error.to_string()))
     }
 
     /// Whether the program uses volumes.
@@ -182,7 +182,7 @@ impl InstanceTerms {
         }
         match self.secret_store.get() {
             Some(store) => self.open_volumes(store),
-            None => Err(LaunchError("only a daemon has its volumes".to_owned())),
+            None => Err(LaunchError::Lacking("only a daemon has its volumes".to_owned())),
         }
     }
 
@@ -228,7 +228,7 @@ impl FunctionOutput {
     /// Pipes for the output of one copy.
     pub fn pipes(&self) -> Result<InstancePipes, LaunchError> {
         self.logs.pipes(&self.log).map_err(|error| {
-            LaunchError(format!(
+            LaunchError::Failed(format!(
                 "cannot make pipes for the output of an instance ({error}); raise the limit of open files"
             ))
         })

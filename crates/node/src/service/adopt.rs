@@ -79,7 +79,7 @@ impl Service {
         connections: Vec<Inherited>,
         (attend, join): (impl Fn(Arc<Client>) -> Done, impl Fn(JoinedOrphan)),
     ) -> Result<(), LaunchError> {
-        let no = |what: &str| LaunchError(what.to_owned());
+        let no = |what: &str| LaunchError::Failed(what.to_owned());
         let is_sandbox = self.slots().held.contains(&note.id);
         if self.is_single_use() && !is_sandbox && connections.is_empty() {
             return Err(no("its only connection ended with its daemon"));
@@ -94,11 +94,12 @@ impl Service {
             return Err(no("its files are not those of its function"));
         }
         let function = self.launcher.egress();
-        let own = self.shared.egress().of(note.id, function.as_deref()).map_err(LaunchError)?;
+        let own =
+            self.shared.egress().of(note.id, function.as_deref()).map_err(LaunchError::Failed)?;
         let limits = self.limits_of(note.id);
         let volumes = self.shared.own_volumes().all_of(note.id);
         let launcher = self.with_own_volumes(self.launcher.clone(), note.id, volumes);
-        let launcher = launcher.map_err(LaunchError)?;
+        let launcher = launcher.map_err(LaunchError::Failed)?;
         let instance = launcher.take_over(orphan, note.origin.image, own.as_ref(), limits)?;
         // Its daemon was killed when it had just woken, and its files were left.
         self.end_asleep(note.id);

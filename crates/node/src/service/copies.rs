@@ -389,22 +389,22 @@ impl Service {
                             ids.push(id);
                             policies.extend(own.map(|own| (id, own)));
                         }
-                        Err(why) => failed = Some(LaunchError(why)),
+                        Err(why) => failed = Some(LaunchError::Failed(why)),
                     }
                 }
                 (Err(error), _) => failed = Some(error),
             }
         }
         if failed.is_none() {
-            failed = self.shared.egress().insert(policies).await.err().map(LaunchError);
+            failed = self.shared.egress().insert(policies).await.err().map(LaunchError::Failed);
         }
         if let (None, Some(limits)) = (&failed, original.limits) {
             let new: Vec<_> = ids.iter().map(|id| (*id, limits)).collect();
-            failed = self.shared.limits().set(&new).await.err().map(LaunchError);
+            failed = self.shared.limits().set(&new).await.err().map(LaunchError::Failed);
         }
         if failed.is_none() {
             let set = self.shared.own_volumes().set(&ids, &original.volumes).await;
-            failed = set.err().map(LaunchError);
+            failed = set.err().map(LaunchError::Failed);
         }
         match failed {
             None => {

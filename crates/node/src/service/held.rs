@@ -16,6 +16,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
+use thaw_build::lacking::Lacking;
 use thaw_sandbox::{EgressPolicy, ResourceLimits};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
@@ -269,6 +270,11 @@ impl Service {
             match starting.await {
                 Err(ExecProblem::Refused(_))
                     if table.execs().is_shut() || self.is_other(id, &table) => {}
+                Err(ExecProblem::NotRun(reason, code)) => {
+                    let lacking = Lacking::program_of(self.config());
+                    let reason = lacking.explain(&reason).unwrap_or(reason);
+                    return Err(ExecProblem::NotRun(reason, code));
+                }
                 outcome => return outcome,
             }
         }

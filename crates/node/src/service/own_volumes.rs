@@ -73,9 +73,13 @@ impl Service {
     /// Opens volumes of an instance that is asleep, so that nobody removes them. Blocks.
     pub(crate) fn keep_own_volumes(&self, id: u64) {
         let own = self.shared.own_volumes().all_of(id);
-        // If they cannot be opened, who wakes it hears why.
-        if let Ok(OwnVolumes { kept, .. }) = self.open_again(own) {
-            self.shared.own_volumes().keep(id, kept);
+        match self.open_again(own) {
+            Ok(OwnVolumes { kept, .. }) => self.shared.own_volumes().keep(id, kept),
+            // Who wakes it hears why, and that may be late.
+            Err(why) => {
+                let why = thaw_sandbox::escape(why.as_bytes());
+                tracing::warn!(function = %self.name(), instance = id, "an instance that is asleep cannot wake without its volumes: {why}");
+            }
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) enum Found {
 pub(crate) enum PlaceError {
     /// The instance has ended, or could not be booted; with the reason.
     InstanceDied(String),
+    /// The node lacks a volume or a secret of the function; with the command that brings it.
+    Lacking(String),
     /// A part of the function could not be fetched; with the reason.
     NotFetched(String),
     /// An instance that is asleep cannot be booted; with the reason.
@@ -70,6 +72,15 @@ pub(crate) enum PlaceError {
     },
     /// The node is going down.
     Draining,
+}
+
+impl From<LaunchError> for PlaceError {
+    fn from(error: LaunchError) -> Self {
+        match error {
+            LaunchError::Failed(why) => Self::InstanceDied(why),
+            LaunchError::Lacking(why) => Self::Lacking(why),
+        }
+    }
 }
 
 impl Service {
@@ -172,9 +183,7 @@ impl Service {
                     place.lease.shrink_to(self.memory());
                     self.wait_for_image().await?;
                     let placed = self.boot(delivery, Claimed { claim, place }).await;
-                    return placed
-                        .map(Found::Placed)
-                        .map_err(|error| PlaceError::InstanceDied(error.to_string()));
+                    return Ok(Found::Placed(placed?));
                 }
                 // The one that was to be woken for it was woken for another one.
                 (Beginning::Image, None) => drop(place),
@@ -211,7 +220,7 @@ impl Service {
                 "{WAITING_FOR_IMAGE_MAX} requests wait until its image is unpacked"
             )));
         };
-        opening.await.map_err(|error| PlaceError::InstanceDied(error.to_string()))
+        Ok(opening.await?)
     }
 
     /// Boots an instance, in one that comes back if that does not take too long.

@@ -64,9 +64,10 @@ impl Service {
         ended
     }
 
-    /// How many live instances are no sandboxes.
-    pub(crate) fn count_others(&self) -> usize {
-        self.slots().others().count()
+    /// The numbers of live instances that are no sandboxes.
+    pub(crate) fn ids_of_others(&self) -> Vec<u64> {
+        let slots = self.slots();
+        slots.all.keys().copied().filter(|id| !slots.held.contains(id)).collect()
     }
 
     /// How many sandboxes it has, those included that are asleep.

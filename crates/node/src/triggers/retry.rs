@@ -18,12 +18,13 @@ pub(super) fn chance() -> f64 {
 }
 
 /// Errors of the gateway under which the function has not seen the request.
-const UNSEEN: [&str; 8] = [
+const UNSEEN: [&str; 9] = [
     "no_capacity",
     "quota_reached",
     "backing_off",
     "node_full",
     "shutting_down",
+    "not_set_up",
     "not_fetched",
     "cannot_wake",
     "unknown_function",

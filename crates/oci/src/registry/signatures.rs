@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 /// Most signatures of a manifest that are looked at, of each form.
 const SIGNATURES_MAX: usize = 32;
+/// Most pages of a list of what refers to a manifest that are read.
+const PAGES_MAX: usize = 16;
 /// Longest bundle: besides the signature it may have entries of transparency logs and certificates.
 const BUNDLE_MAX: u64 = 256 << 10;
 const CONFIGURATION: &str = "application/vnd.oci.image.config.v1+json";
@@ -42,6 +44,23 @@ struct Signatures {
 #[derive(Deserialize)]
 struct Referrers {
     manifests: Vec<Value>,
+}
+
+/// Adds what may be bundles in a page of what refers to a manifest, and keeps the first ones: those that say so are
+/// first.
+fn add_bundles(all: &mut Vec<Descriptor>, page: &[u8]) -> Result<(), OciError> {
+    let parsed: Referrers = serde_json::from_slice(page)
+        .map_err(|error| OciError::document("the index of what refers to the image", error))?;
+    let known = |value| serde_json::from_value::<Descriptor>(value).ok();
+    let about = |descriptor: &Descriptor| {
+        let annotations = descriptor.annotations().as_ref()?;
+        Some(annotations.get(bundle::PREDICATE_ANNOTATION)? == bundle::SIGNED)
+    };
+    all.extend(parsed.manifests.into_iter().filter_map(known));
+    all.retain(|descriptor| about(descriptor) != Some(false));
+    all.sort_by_key(|descriptor| about(descriptor).is_none());
+    all.truncate(SIGNATURES_MAX);
+    Ok(())
 }
 
 impl Source {
@@ -98,20 +117,16 @@ impl Source {
     /// What refers to a manifest and may be bundles, the first ones of many: those that say so are first.
     async fn bundles(&self, manifest: &str) -> Result<Vec<Descriptor>, OciError> {
         let tag = self.tagged(bundle::referrers_tag(manifest));
-        let Some(found) = self.referrers(manifest, &tag, OCI_IMAGE_INDEX_MEDIA_TYPE).await? else {
-            return Ok(Vec::new());
-        };
-        let parsed: Referrers = serde_json::from_slice(&found.bytes)
-            .map_err(|error| OciError::document("the index of what refers to the image", error))?;
-        let known = |value| serde_json::from_value::<Descriptor>(value).ok();
-        let about = |descriptor: &Descriptor| {
-            let annotations = descriptor.annotations().as_ref()?;
-            Some(annotations.get(bundle::PREDICATE_ANNOTATION)? == bundle::SIGNED)
-        };
-        let mut all: Vec<_> = parsed.manifests.into_iter().filter_map(known).collect();
-        all.retain(|descriptor| about(descriptor) != Some(false));
-        all.sort_by_key(|descriptor| about(descriptor).is_none());
-        all.truncate(SIGNATURES_MAX);
+        let mut page = self.referrers(manifest, &tag, OCI_IMAGE_INDEX_MEDIA_TYPE).await?;
+        let mut all = Vec::new();
+        for _ in 0..PAGES_MAX {
+            let Some(found) = page else { break };
+            add_bundles(&mut all, &found.bytes)?;
+            page = match found.next {
+                Some(next) => self.page(next, &tag, OCI_IMAGE_INDEX_MEDIA_TYPE).await?,
+                None => None,
+            };
+        }
         Ok(all)
     }
 

@@ -13,7 +13,7 @@ use oci_client::client::{Client, ClientConfig, ClientProtocol};
 use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::secrets::RegistryAuth;
 use reqwest::StatusCode;
-use reqwest::header::{ACCEPT, CONTENT_RANGE, HeaderMap, RANGE};
+use reqwest::header::{ACCEPT, CONTENT_RANGE, HeaderMap, LINK, RANGE};
 use std::fs;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -39,6 +39,14 @@ pub(crate) struct Document {
     pub bytes: Vec<u8>,
     /// Digest of the bytes.
     pub digest: String,
+}
+
+/// A page of a list.
+#[derive(Clone, Debug)]
+pub(crate) struct Page {
+    pub bytes: Vec<u8>,
+    /// The address of the next one.
+    pub next: Option<String>,
 }
 
 /// Whether a registry wants a token.
@@ -209,8 +217,9 @@ impl Source {
         self.find_document_at(&url, reference, accepted, &[StatusCode::NOT_FOUND]).await
     }
 
-    /// The index of what has a manifest as its `subject`, by the registry's own list (distribution-spec,
-    /// "Listing Referrers"), or of one that has none, by the tag that stands in for it; `None`: there is none.
+    /// The first page of the index of what has a manifest as its `subject`, by the registry's own list
+    /// (distribution-spec, "Listing Referrers"), or of one that has none, by the tag that stands in for it;
+    /// `None`: there is none.
     ///
     /// # Errors
     /// As above.
@@ -219,16 +228,43 @@ impl Source {
         manifest: &str,
         tag: &oci_client::Reference,
         accepted: &str,
-    ) -> Result<Option<Document>, OciError> {
+    ) -> Result<Option<Page>, OciError> {
         if self.bucket.is_none() {
             let url = self.url(tag, "referrers", manifest);
-            let found = self.find_document_at(&url, tag, &[accepted], &NO_LIST).await?;
             // Some answer with a page for people.
-            if let Some(found) = found.filter(|found| is_json(&found.bytes)) {
+            if let Some(found) =
+                self.page(url, tag, accepted).await?.filter(|found| is_json(&found.bytes))
+            {
                 return Ok(Some(found));
             }
         }
-        self.find_document(tag, &[accepted]).await
+        let found = self.find_document(tag, &[accepted]).await?;
+        Ok(found.map(|found| Page { bytes: found.bytes, next: None }))
+    }
+
+    /// A page of that index; `None`: the registry has none.
+    ///
+    /// # Errors
+    /// As above, and the list goes on at another registry.
+    pub async fn page(
+        &self,
+        url: String,
+        tag: &oci_client::Reference,
+        accepted: &str,
+    ) -> Result<Option<Page>, OciError> {
+        let Some(response) = self.answer_at(&url, tag, &[accepted], &NO_LIST).await? else {
+            return Ok(None);
+        };
+        let next = next_page(&url, response.headers()).map_err(|()| {
+            self.refused(format!(
+                "{} says that its list of signatures goes on at another place, which is not asked",
+                self.host
+            ))
+        })?;
+        // It has no digest.
+        let read = bounded(response, MANIFEST_MAX).await;
+        let bytes = self.whole_document(read)?;
+        Ok(Some(Page { bytes, next }))
     }
 
     /// What is at an address; `None`: the registry says one of `absent`.
@@ -239,6 +275,20 @@ impl Source {
         accepted: &[&str],
         absent: &[StatusCode],
     ) -> Result<Option<Document>, OciError> {
+        match self.answer_at(url, reference, accepted, absent).await? {
+            Some(response) => self.read_document(response, reference).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The answer of an address, whose body is still to be read; `None`: the registry says one of `absent`.
+    async fn answer_at(
+        &self,
+        url: &str,
+        reference: &oci_client::Reference,
+        accepted: &[&str],
+        absent: &[StatusCode],
+    ) -> Result<Option<reqwest::Response>, OciError> {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, accepted.join(", ").parse().expect("media types are plain text"));
         let response = self.get(reference, url, headers).await.map_err(|error| match error {
@@ -261,7 +311,7 @@ impl Source {
                 return Err(self.refused(format!("{} says: {status} {text}", self.host)));
             }
         }
-        self.read_document(response, reference).await.map(Some)
+        Ok(Some(response))
     }
 
     async fn read_document(
@@ -270,18 +320,24 @@ impl Source {
         reference: &oci_client::Reference,
     ) -> Result<Document, OciError> {
         let read = bounded(response, MANIFEST_MAX).await;
-        let (bytes, is_whole) = read.map_err(|broke| match broke {
-            Broke::Off(error) => self.refused(self.unreachable(&error)),
-            Broke::Slow => self.refused(format!("{}: {broke}; try again", self.place())),
-        })?;
-        if !is_whole {
-            return Err(OciError::document("the manifest", "it is longer than 4 MiB"));
-        }
+        let bytes = self.whole_document(read)?;
         let found = digest(&bytes);
         if let Some(wanted) = reference.digest() {
             check_digest(&found, wanted)?;
         }
         Ok(Document { bytes, digest: found })
+    }
+
+    /// The bytes of a document that is no longer than it may be.
+    fn whole_document(&self, read: Result<(Vec<u8>, bool), Broke>) -> Result<Vec<u8>, OciError> {
+        let (bytes, is_whole) = read.map_err(|broke| match broke {
+            Broke::Off(error) => self.refused(self.unreachable(&error)),
+            Broke::Slow => self.refused(format!("{}: {broke}; try again", self.place())),
+        })?;
+        match is_whole {
+            true => Ok(bytes),
+            false => Err(OciError::document("the manifest", "it is longer than 4 MiB")),
+        }
     }
 
     /// Opens a blob at byte `from`, or at its beginning.
@@ -392,6 +448,32 @@ impl Source {
         let token = token.map_err(Asking::Token)?;
         *self.token.lock().expect("no holder panics") = Token::Known(token.clone());
         Ok(token)
+    }
+}
+
+/// The address of the page after the one at `url`, by the headers of that one (RFC 8288); `None`: it is the last.
+///
+/// # Errors
+/// It is not of the same registry, to which alone the name and password may be sent.
+fn next_page(url: &str, headers: &HeaderMap) -> Result<Option<String>, ()> {
+    let links = headers.get_all(LINK).iter().filter_map(|value| value.to_str().ok());
+    // No address has a `<` in it, so each begins behind one.
+    let next = links.flat_map(|value| value.split('<').skip(1)).find_map(|link| {
+        let (address, parameters) = link.split_once('>')?;
+        let is_next = |one: &str| {
+            let (name, value) = one.split_once('=').unwrap_or((one, ""));
+            let value = value.trim().trim_end_matches(',').trim_matches('"');
+            name.trim().eq_ignore_ascii_case("rel")
+                && value.split(' ').any(|kind| kind.eq_ignore_ascii_case("next"))
+        };
+        parameters.split(';').any(is_next).then_some(address)
+    });
+    let Some(next) = next else { return Ok(None) };
+    let here = reqwest::Url::parse(url).map_err(|_| ())?;
+    let there = here.join(next).map_err(|_| ())?;
+    match here.origin() == there.origin() {
+        true => Ok(Some(there.into())),
+        false => Err(()),
     }
 }
 

@@ -11,19 +11,26 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
+use std::time::{Duration, Instant};
 use thaw_home::config::parse_address;
 use thaw_node::remote::Listener;
 use thaw_node::remote::ports::PORT_PROTOCOL;
+use thaw_node::sandboxes::SandboxInfo;
 
 /// Bytes passed on at a time.
 const CHUNK: usize = 16 << 10;
+/// How often it is looked whether the sandbox is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a daemon may take to be followed by another one.
+const DAEMON_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Reach a port on which a program in a sandbox listens, or list those ports.
 ///
 /// Without a port, the ports are listed on which something listens, with the address in the sandbox.
 /// With one, connections to an address of this machine are passed on to the port, until this program is
-/// interrupted. The program in the sandbox may listen on any of its addresses, 127.0.0.1 included.
+/// interrupted or the sandbox has ended. The program in the sandbox may listen on any of its addresses, 127.0.0.1 included.
 /// A sandbox that is paused wakes up.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -62,7 +69,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         return pass_stdio(&daemon, &path);
     }
     // A sandbox that is not there is said now, and not to the first client.
-    let _: thaw_node::sandboxes::SandboxInfo = daemon.get(&sandbox)?;
+    let _: SandboxInfo = daemon.get(&sandbox)?;
     let listener = TcpListener::bind(arguments.listen).map_err(|error| {
         Failure::failed(format!(
             "cannot listen on {} ({error}); name another address with --listen",
@@ -70,7 +77,46 @@ pub fn run(arguments: &Arguments) -> Outcome {
         ))
     })?;
     output::print(&format!("{}\n", listener.local_addr()?))?;
-    Err(pass_all(&listener, &daemon, &path).into())
+    let (say, ended) = mpsc::channel();
+    let passing = daemon.clone();
+    thread::spawn(move || say.send(pass_all(&listener, &passing, &path)));
+    Err(wait_for_the_end(&daemon, (&arguments.name, &sandbox), &ended))
+}
+
+/// Waits until a sandbox, whose path in the admin API is `path`, has ended, nobody answers for it any more, or its
+/// port is `ended` to be passed on; which of these it was.
+fn wait_for_the_end(
+    daemon: &Daemon,
+    (name, path): (&str, &str),
+    ended: &Receiver<io::Error>,
+) -> Failure {
+    let mut seen = Instant::now();
+    loop {
+        match ended.recv_timeout(LOOK_EVERY) {
+            Ok(error) => return error.into(),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Failure::failed("whoever accepts clients has ended; run this again");
+            }
+        }
+        match daemon.has(path) {
+            Some(true) => seen = Instant::now(),
+            Some(false) => {
+                return Failure::failed(format!(
+                    "sandbox `{name}` has ended, so its port is passed on no longer"
+                ));
+            }
+            None if seen.elapsed() > DAEMON_PATIENCE => {
+                return Failure::failed(format!(
+                    "the daemon of sandbox `{name}` has not answered for {} s; start it with \
+                     `thaw serve`, and run this again if the sandbox is still there",
+                    DAEMON_PATIENCE.as_secs()
+                ));
+            }
+            // It may be followed by another one.
+            None => {}
+        }
+    }
 }
 
 /// Shows the ports on which something listens.

@@ -372,11 +372,11 @@ impl Standby {
             let zygote = boots
                 .pool
                 .take_with(boots.terms.processes)
-                .map_err(|error| LaunchError(error.to_string()))?;
+                .map_err(|error| LaunchError::Failed(error.to_string()))?;
             let pipes = boots.output.pipes()?;
             let mut held = zygote
                 .hold(&plan, &boots.terms.options(Some(&pipes)))
-                .map_err(|error| LaunchError(error.to_string()))?;
+                .map_err(|error| LaunchError::Failed(error.to_string()))?;
             held.label(&boots.terms.label);
             if policy.rewind.is_some() {
                 self.take_down(&mut held)?;
@@ -396,7 +396,7 @@ impl Standby {
         self.rewinds.refuse(&error);
         match error {
             RewindError::Refused(_, why) => {
-                Err(LaunchError(format!("it cannot be put back: {why}")))
+                Err(LaunchError::Failed(format!("it cannot be put back: {why}")))
             }
             _ => Ok(()),
         }
@@ -482,7 +482,7 @@ impl Standby {
     /// Makes a template if there is none that is up to date, its next copies, and what further
     /// ones need.
     pub fn fill_template(&self, boots: &ImageBoots) -> Result<(), LaunchError> {
-        let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| LaunchError::Failed(error.to_string());
         let plan = boots.plan();
         let (known, after) = {
             let stock = self.stock();
@@ -525,7 +525,7 @@ impl Standby {
             let pipes = boots.output.pipes()?;
             let held = template
                 .fork_ahead(&boots.terms.options(None))
-                .map_err(|error| LaunchError(error.to_string()))?;
+                .map_err(|error| LaunchError::Failed(error.to_string()))?;
             self.keep(boots, |stock| stock.add_forked(Forked { held, pipes, lease: Some(lease) }));
         }
         Ok(())
