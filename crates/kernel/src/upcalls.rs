@@ -38,6 +38,8 @@ impl Upcalls for Kernel {
 
     fn fault(&self, frame: &Frame) {
         if is_memory_fault(frame.signal()) && lazy::map_page(frame.address()) {
+            // It is none any more.
+            frame.set_signal(0);
             return;
         }
         let space = own_space();

@@ -5,7 +5,10 @@
 #include <elf.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/user.h>
 #include <sys/wait.h>
@@ -427,8 +430,93 @@ static void tracer_first(void)
     await(tracee, "tracee");
 }
 
-int main(void)
+/* What a program may not learn or do by tracing: neither that of a set-user-ID program, nor the memory of one
+ * that was executed since, nor what a process that has changed its ids knows. */
+static void rights(const char *self)
 {
+    PART("rights");
+    char *scratch = enter_scratch();
+    MUST(chmod(scratch, 0755));
+    struct stat st;
+    int from = MUST(open(self, O_RDONLY)), to = MUST(open("program", O_WRONLY | O_CREAT | O_EXCL, 0755));
+    MUST(fstat(from, &st));
+    IS(sendfile(to, from, NULL, (size_t)st.st_size) == st.st_size);
+    close(from);
+    close(to);
+    MUST(chmod("program", 04755));
+    fflush(stdout);
+    pid_t user = fork();
+    if (user == 0) {
+        MUST(setresuid(65534, 65534, 65534));
+        pid_t tracee = fork();
+        if (tracee == 0) {
+            ptrace(PTRACE_TRACEME, 0, 0, 0);
+            execl("./program", "./program", "euid", NULL);
+            _exit(9);
+        }
+        for (int status; waitpid(tracee, &status, 0) == tracee && WIFSTOPPED(status);)
+            ptrace(PTRACE_CONT, tracee, 0, 0);
+        if (fork() == 0)
+            execl("./program", "./program", "euid", NULL);
+        wait(NULL);
+        _exit(0);
+    }
+    MUST(waitpid(user, NULL, 0));
+
+    int ends[2];
+    MUST(pipe(ends));
+    pid_t child = fork();
+    if (child == 0) {
+        char byte;
+        read(ends[0], &byte, 1);
+        execl(self, self, "sleep", NULL);
+        _exit(9);
+    }
+    char name[64], byte;
+    snprintf(name, sizeof name, "/proc/%d/mem", child);
+    int memory = MUST(open(name, O_RDWR));
+    say("before it executes: %zd\n", pread(memory, &byte, 1, (off_t)(uintptr_t)&shared_number));
+    write(ends[1], "x", 1);
+    char path[64], program[4200];
+    snprintf(path, sizeof path, "/proc/%d/cmdline", child);
+    do {
+        int fd = open(path, O_RDONLY);
+        ssize_t len = read(fd, program, sizeof program - 1);
+        close(fd);
+        program[len > 0 ? len : 0] = 0;
+        usleep(1000);
+        if (len > 0 && memmem(program, (size_t)len, "sleep", 5))
+            break;
+    } while (1);
+    say("after: %zd\n", pread(memory, &byte, 1, (off_t)(uintptr_t)&shared_number));
+    kill(child, SIGKILL);
+    MUST(waitpid(child, NULL, 0));
+
+    fflush(stdout);
+    if (fork() == 0) {
+        say("dumpable: %d\n", prctl(PR_GET_DUMPABLE) == 1);
+        MUST(setresuid(-1, 65534, -1));
+        say("with other ids: %d\n", prctl(PR_GET_DUMPABLE) == 1);
+        fflush(stdout);
+        _exit(0);
+    }
+    wait(NULL);
+    leave_scratch(scratch);
+}
+
+int main(int count, char **arguments)
+{
+    if (count > 1 && strcmp(arguments[1], "euid") == 0) {
+        say("effective user %d\n", geteuid());
+        return 0;
+    }
+    if (count > 1 && strcmp(arguments[1], "sleep") == 0) {
+        pause();
+        return 0;
+    }
+    static char self[4096];
+    readlink("/proc/self/exe", self, sizeof self - 1);
+    rights(self);
     system_calls();
     memory_and_breakpoints();
     steps_over_calls();

@@ -111,6 +111,17 @@ impl PreparedProgram {
         credentials::after_exec(old, &privileges)
     }
 
+    /// The same for a process whose tracer may not have what the file gives (`LSM_UNSAFE_PTRACE` in
+    /// security/commoncap.c): it gets nothing of that.
+    fn credentials_held_back(&self, process: &Process) -> Credentials {
+        let old = process.credentials.borrow_mut().clone();
+        let held_back = Credentials { no_new_privileges: true, ..old.clone() };
+        match self.credentials(&held_back) {
+            Ok(new) => Credentials { no_new_privileges: old.no_new_privileges, ..new },
+            Err(_) => old,
+        }
+    }
+
     /// Replaces the process' memory with the program and returns the registers
     /// it starts with. After an error there is no program to return to.
     pub fn load(self, process: &Process) -> Result<TrapFrame> {
@@ -150,7 +161,10 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
         host_process::move_to_new_space()?;
     }
     exit::release_memory(process);
-    take_credentials(process, credentials);
+    // Nothing waits from here on until the new program has its memory: nobody begins to trace it in between.
+    let held_back = ptrace::holds_back(&thread).then(|| prepared.credentials_held_back(process));
+    take_credentials(process, held_back.unwrap_or(credentials));
+    process.mm().begin_program();
     let frame = match prepared.load(process) {
         Ok(frame) => frame,
         Err(error) => {

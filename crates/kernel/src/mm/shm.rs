@@ -53,6 +53,22 @@ impl State {
         }
     }
 
+    /// Makes one of the range that ends at `at` and the one that begins there, if as many areas show both.
+    fn merge(&mut self, at: u64) {
+        let Some((&start, &before)) = self.used.range(..at).next_back() else { return };
+        let Some(&behind) = self.used.get(&at) else { return };
+        if before.end == at && before.areas == behind.areas {
+            self.used.remove(&at);
+            self.used.insert(start, Used { end: behind.end, ..before });
+        }
+    }
+
+    /// Merges what can be in a range and at its ends.
+    fn merge_within(&mut self, start: u64, end: u64) {
+        let inside: Vec<u64> = self.used.range(start..=end).map(|(&at, _)| at).collect();
+        inside.into_iter().for_each(|at| self.merge(at));
+    }
+
     /// Takes the first free offsets that are enough.
     fn allocate(&mut self, len: u64) -> Result<u64> {
         let fitting =
@@ -104,6 +120,7 @@ impl SharedMemory {
         state.split(start);
         state.split(end);
         state.used.range_mut(start..end).for_each(|(_, used)| used.areas += 1);
+        state.merge_within(start, end);
     }
 
     /// Notes that an area shows a range no more, and gives back the parts that no other one shows: start
@@ -113,6 +130,7 @@ impl SharedMemory {
         state.split(start);
         state.split(end);
         state.used.range_mut(start..end).for_each(|(_, used)| used.areas -= 1);
+        state.merge_within(start, end);
         let unused = state.used.range(start..end).filter(|(_, used)| used.areas == 0);
         let unused: Vec<(u64, u64)> = unused.map(|(&start, used)| (start, used.end)).collect();
         for &(start, end) in &unused {

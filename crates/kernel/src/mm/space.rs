@@ -359,10 +359,16 @@ impl AddressSpace {
         }
         let room = if replaces { self.make_room(&vma) } else { Ok(()) };
         let mapped = room.and_then(|()| self.map_on_host(&mut vma));
-        if mapped.is_err() && is_shared_anonymous {
-            shm::release(&vma);
+        if let Err(error) = mapped {
+            if replaces {
+                // What was there may be mapped on the host still.
+                let _ = vma.range().and_then(Machine::unmap);
+            }
+            if is_shared_anonymous {
+                shm::release(&vma);
+            }
+            return Err(error);
         }
-        mapped?;
         self.state.borrow_mut().vmas.insert(vma);
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::mm::force::Access;
 use crate::platform::user::UserAddress;
 use crate::task::ids::Pid;
 use crate::task::ptrace::access;
-use crate::task::{Process, visit};
+use crate::task::visit::{self, Program};
 
 /// Most bytes that are copied at a time.
 const PIECE: usize = 64 << 10;
@@ -41,8 +41,7 @@ impl Inode for Memory {
             return Err(Errno::ESRCH);
         }
         access::check(&process).or(Err(Errno::EACCES))?;
-        let space_id = process.mm().id();
-        Ok(Arc::new(OpenMemory { inode: self, process, space_id }))
+        Ok(Arc::new(OpenMemory { inode: self, program: Program::of(process) }))
     }
     fn truncate(&self, _: u64) -> Result<()> {
         Ok(())
@@ -55,26 +54,19 @@ impl Inode for Memory {
     }
 }
 
-/// The memory that a process had when the file was opened.
+/// The memory of the program that a process had when the file was opened.
 struct OpenMemory {
     inode: Arc<Memory>,
-    process: Arc<Process>,
-    space_id: u64,
-}
-
-impl OpenMemory {
-    fn is_there(&self) -> bool {
-        !self.process.is_zombie() && self.process.mm().id() == self.space_id
-    }
+    program: Program,
 }
 
 impl File for OpenMemory {
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
         let mut done = 0;
-        while sink.remaining() > 0 && self.is_there() {
+        while sink.remaining() > 0 && self.program.is_there() {
             let mut bytes = alloc::vec![0; sink.remaining().min(PIECE)];
             let from = UserAddress(offset.wrapping_add(done as u64));
-            let read = visit::read(&self.process, from, &mut bytes).unwrap_or(0);
+            let read = visit::read(&self.program, from, &mut bytes).unwrap_or(0);
             if read == 0 {
                 return if done > 0 { Ok(done) } else { Err(Errno::EIO) };
             }
@@ -85,11 +77,11 @@ impl File for OpenMemory {
 
     fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
         let mut done = 0;
-        while source.remaining() > 0 && self.is_there() {
+        while source.remaining() > 0 && self.program.is_there() {
             let mut bytes = alloc::vec![0; source.remaining().min(PIECE)];
             let taken = source.take(&mut bytes)?;
             let to = UserAddress(offset.wrapping_add(done as u64));
-            let written = visit::write(&self.process, to, &bytes[..taken], Access::Forced);
+            let written = visit::write(&self.program, to, &bytes[..taken], Access::Forced);
             let written = written.unwrap_or(0);
             done += written;
             if written < taken {

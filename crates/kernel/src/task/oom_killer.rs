@@ -16,6 +16,7 @@ use thaw_abi::control::{
 use super::exit::begin_group_exit;
 use super::oom::OOM_SCORE_ADJ_MIN;
 use super::process::{ExitStatus, FIRST_PID, Process};
+use super::ptrace;
 use super::signal::SIGKILL;
 use super::wait::Events;
 use super::{current, host_process, scheduler};
@@ -60,6 +61,8 @@ fn choose_and_kill(memory: &[ProcessMemory]) -> OomKilled {
     for process in kernel().tasks.processes_where(|process| !process.is_zombie()) {
         let Some(resident_kib) = resident_kib(&process, memory) else { continue };
         if process.exiting.borrow_mut().is_some() {
+            // It may have stopped for its tracer.
+            ptrace::killed(&process);
             return outcome(OOM_UNDER_WAY);
         }
         let adjustment = process.oom_score_adj();
@@ -76,7 +79,10 @@ fn choose_and_kill(memory: &[ProcessMemory]) -> OomKilled {
     if sharing.iter().any(|process| process.pid == FIRST_PID) {
         return outcome(OOM_NOBODY);
     }
-    sharing.iter().for_each(|process| begin_group_exit(process, ExitStatus::Killed(SIGKILL)));
+    for process in &sharing {
+        ptrace::killed(process);
+        begin_group_exit(process, ExitStatus::Killed(SIGKILL));
+    }
     *kernel().tasks.oom_kills.borrow_mut() += 1;
     let (pid, name) = (victim.pid.number(), name_of(&victim));
     OomKilled { pid, resident_kib, name, ..outcome(OOM_KILLED) }

@@ -1,7 +1,7 @@
 //! What one host process has to run: an address space, and the threads that can run in it.
 
 use core::ops::Deref;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::host_process::{HostProcess, own_space};
 use super::scheduler::{self, RunQueue};
@@ -15,6 +15,8 @@ use crate::state::kernel;
 pub struct Space {
     memory: AddressSpace,
     id: u64,
+    /// How many programs have begun in it (execve(2)).
+    programs: AtomicU64,
     /// Number of processes that have this memory.
     users: AtomicU32,
     /// Threads that can run in it.
@@ -52,6 +54,7 @@ impl Space {
         Self {
             memory,
             id: kernel().tasks.new_space_id(),
+            programs: AtomicU64::new(0),
             users: AtomicU32::new(0),
             run_queue: RunQueue::new(),
             host_process: AtomicU32::new(0),
@@ -61,6 +64,16 @@ impl Space {
     /// The number of this memory, which no other has or will have.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Notes that another program begins in this memory.
+    pub fn begin_program(&self) {
+        self.programs.fetch_add(1, Relaxed);
+    }
+
+    /// The number of this memory, and that of the program in it.
+    pub fn program(&self) -> (u64, u64) {
+        (self.id, self.programs.load(Relaxed))
     }
 
     /// Notes that a process has this memory.

@@ -20,6 +20,25 @@ use crate::platform::machine::SystemCallSites;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 
+/// The memory of a process with the program that it has now: who may look into that must not see the next one.
+pub struct Program {
+    process: Arc<Process>,
+    number: (u64, u64),
+}
+
+impl Program {
+    /// That of a process. Nothing may wait between the check that one may look into it and this.
+    pub fn of(process: Arc<Process>) -> Self {
+        let number = process.mm().program();
+        Self { process, number }
+    }
+
+    /// Whether the process has it still.
+    pub fn is_there(&self) -> bool {
+        !self.process.is_zombie() && self.process.mm().program() == self.number
+    }
+}
+
 /// Most bytes that one visit copies.
 const PIECE: usize = 64 << 10;
 
@@ -81,6 +100,8 @@ struct Outcome {
 /// An errand under way.
 struct Visit {
     errand: Errand,
+    /// The program that it is for.
+    program: (u64, u64),
     outcome: KernelCell<Option<Result<Outcome>>>,
     is_done: WaitQueue,
 }
@@ -91,7 +112,9 @@ struct Visitor(Arc<Visit>);
 impl Work for Visitor {
     fn run(self: Box<Self>) -> Next {
         let visit = self.0;
-        *visit.outcome.borrow_mut() = Some(visit.errand.run());
+        let is_there = own_space().program() == visit.program;
+        let outcome = if is_there { visit.errand.run() } else { Err(Errno::ESRCH) };
+        *visit.outcome.borrow_mut() = Some(outcome);
         visit.is_done.wake_all(Events::IN);
         let space = current().process.mm();
         space.detach();
@@ -102,17 +125,24 @@ impl Work for Visitor {
     }
 }
 
-/// Has an errand done in the memory of a process; `ESRCH` if that has ended.
-fn send(process: &Process, errand: Errand) -> Result<Outcome> {
-    let space = process.mm();
+/// Has an errand done in the memory of a program; `ESRCH` if that has ended.
+fn send(program: &Program, errand: Errand) -> Result<Outcome> {
+    let space = program.process.mm();
+    if !program.is_there() {
+        return Err(Errno::ESRCH);
+    }
     if core::ptr::eq(&**own_space(), &**space) {
         return errand.run();
     }
-    if process.is_zombie() || space.users() == 0 {
+    if space.users() == 0 {
         return Err(Errno::ESRCH);
     }
-    let visit =
-        Arc::new(Visit { errand, outcome: KernelCell::new(None), is_done: WaitQueue::new() });
+    let visit = Arc::new(Visit {
+        errand,
+        program: program.number,
+        outcome: KernelCell::new(None),
+        is_done: WaitQueue::new(),
+    });
     start(space, visit.clone());
     wait_uninterruptibly(&visit.is_done, || visit.outcome.borrow_mut().take())
 }
@@ -126,12 +156,12 @@ fn start(space: Arc<Space>, visit: Arc<Visit>) {
     work::start_in(space, b"visitor", credentials, files, Box::new(Visitor(visit)));
 }
 
-/// Reads memory of a process; how many bytes there are before the first page that is not there.
-pub fn read(process: &Process, from: UserAddress, bytes: &mut [u8]) -> Result<usize> {
+/// Reads memory of a program; how many bytes there are before the first page that is not there.
+pub fn read(program: &Program, from: UserAddress, bytes: &mut [u8]) -> Result<usize> {
     let mut done = 0;
     while done < bytes.len() {
         let len = PIECE.min(bytes.len() - done);
-        let outcome = send(process, Errand::Read { from: from.offset(done as u64), len })?;
+        let outcome = send(program, Errand::Read { from: from.offset(done as u64), len })?;
         bytes[done..done + outcome.count].copy_from_slice(&outcome.bytes);
         done += outcome.count;
         if outcome.count < len {
@@ -141,12 +171,12 @@ pub fn read(process: &Process, from: UserAddress, bytes: &mut [u8]) -> Result<us
     Ok(done)
 }
 
-/// Writes memory of a process; how many bytes could be written.
-pub fn write(process: &Process, to: UserAddress, bytes: &[u8], access: Access) -> Result<usize> {
+/// Writes memory of a program; how many bytes could be written.
+pub fn write(program: &Program, to: UserAddress, bytes: &[u8], access: Access) -> Result<usize> {
     let mut done = 0;
     for piece in bytes.chunks(PIECE) {
         let to = to.offset(done as u64);
-        let outcome = send(process, Errand::Write { to, bytes: piece.to_vec(), access })?;
+        let outcome = send(program, Errand::Write { to, bytes: piece.to_vec(), access })?;
         done += outcome.count;
         if outcome.count < piece.len() {
             break;
@@ -156,7 +186,7 @@ pub fn write(process: &Process, to: UserAddress, bytes: &[u8], access: Access) -
 }
 
 /// Puts back the system call sites in the code of a process: somebody looks at it.
-pub fn put_back_sites(process: &Process) {
+pub fn put_back_sites(process: &Arc<Process>) {
     // One that has ended has no code.
-    let _: Result<Outcome> = send(process, Errand::PutBackSites);
+    let _: Result<Outcome> = send(&Program::of(process.clone()), Errand::PutBackSites);
 }

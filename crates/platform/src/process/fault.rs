@@ -49,6 +49,11 @@ impl HostSignalInfo {
     }
 }
 
+/// `si_code` of what no address is known of.
+const SI_KERNEL: i32 = 0x80;
+/// Trap number of a general protection fault (`#GP`).
+const GENERAL_PROTECTION: u64 = 13;
+
 /// What the entry code does next.
 #[repr(C)]
 pub struct Continuation {
@@ -88,8 +93,12 @@ pub(crate) extern "C" fn prologue(
     }
     let is_foreign = info.is_of_foreign_call(signal);
     if signal == SIGSYS && context.rip >= LAYOUT_END && !is_foreign {
-        // Only the host's vdso lies there: it has fallen back to a system call.
-        crate::panic::die_with("the host's clock source has no vdso clock; see `thaw doctor`")
+        // Only the host's vdso lies there: it has fallen back to a system call. The kernel reads clocks, too, so it
+        // would have found out; a guest that calls the host's code by itself has no right to that.
+        if in_kernel || vcpu::block().thread.get().is_null() {
+            crate::panic::die_with("the host's clock source has no vdso clock; see `thaw doctor`")
+        }
+        return continue_in_kernel(forbidden_call(info, context));
     }
     let memory_fault = is_memory_fault(signal);
     if !in_kernel {
@@ -257,11 +266,16 @@ fn frame_from(signal: u32, info: &HostSignalInfo, context: &MachineContext, rip:
     frame_of(signal, info, context, rip)
 }
 
+/// A call that the guest has no right to make is a general protection fault.
+fn forbidden_call(info: &HostSignalInfo, context: &MachineContext) -> TrapFrame {
+    let (code, trap) = (SI_KERNEL, GENERAL_PROTECTION);
+    let frame = frame_of(SIGSEGV, info, context, context.rip.wrapping_sub(2));
+    TrapFrame { code, address: 0, trap, error: 0, ..frame }
+}
+
 /// A call of another architecture is what it is on a kernel that does not serve any: a general protection
 /// fault at the instruction, of which each has two bytes.
 fn foreign_call(info: &HostSignalInfo, context: &MachineContext, rip: u64) -> TrapFrame {
-    const SI_KERNEL: i32 = 0x80;
-    const GENERAL_PROTECTION: u64 = 13;
     /// The interrupt's entry in the interrupt table (Intel SDM vol. 3, 6.13).
     const INTERRUPT_0X80: u64 = 0x80 << 3 | 2;
     // The fast calls of 32 bits go on in the host's vdso, whatever made them: where is not known then, and a
@@ -314,7 +328,7 @@ pub(crate) extern "C" fn handle(frame: &Frame) {
         }
     }
     match frame.signal() {
-        SIGTRAP if has_stepped && frame.trap() == DEBUG_EXCEPTION => {}
+        SIGTRAP if has_stepped && frame.trap() == DEBUG_EXCEPTION => frame.set_signal(SIGUSR1),
         SIGSYS => {
             // As the real instruction would leave them.
             frame.set_rcx(frame.rip());

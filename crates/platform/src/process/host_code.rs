@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use thaw_abi::layout::KERNEL_BASE;
 
 use super::entry;
+use super::fault::SIGUSR1;
 use crate::registers::{Frame, TRAP_FLAG};
 
 /// Instructions that a thread is given to leave: the host reads a clock with some fifty. One that is still in
@@ -39,7 +40,9 @@ impl Leaving {
             return false;
         }
         let is_stepped_by_guest = frame.rflags() & TRAP_FLAG != 0;
-        if is_stepped_by_guest || self.steps.load(Relaxed) == STEPS_MAX {
+        // One that has faulted would fault again.
+        let is_interrupted = matches!(frame.signal(), 0 | SIGUSR1);
+        if is_stepped_by_guest || !is_interrupted || self.steps.load(Relaxed) == STEPS_MAX {
             return false;
         }
         self.steps.fetch_add(1, Relaxed);
@@ -68,7 +71,7 @@ fn is_outside_of_guest(rip: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registers::TrapFrame;
+    use crate::registers::{SIGSEGV, TrapFrame};
     use thaw_abi::layout::LAYOUT_END;
 
     #[test]
@@ -104,6 +107,14 @@ mod tests {
     fn a_thread_that_returns_from_a_system_call_goes_nowhere_first() {
         let call = TrapFrame { orig_rax: 228, ..TrapFrame::at(0x1000, 0) };
         assert!(!Leaving::new().steps(&Frame::new(call), true));
+    }
+
+    #[test]
+    fn a_thread_that_faults_meanwhile_is_told_once() {
+        let (leaving, frame) = (Leaving::new(), Frame::new(TrapFrame::at(LAYOUT_END, 0)));
+        assert!(leaving.steps(&frame, false) && leaving.end_step(&frame));
+        frame.set_signal(SIGSEGV);
+        assert!(!leaving.steps(&frame, false));
     }
 
     #[test]

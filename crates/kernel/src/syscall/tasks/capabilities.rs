@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 
+use super::credentials::Changing;
 use crate::args::{PidNumber, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::task::credentials::SecureBits;
@@ -75,7 +76,7 @@ pub fn capset(header: UserPtr<[u32; 2]>, data: UserPtr<[u32; 3]>) -> Result<()> 
     }
     let [effective, permitted, inheritable] = sets.map(Capabilities::from_bits_truncate);
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     c.set_capabilities(effective, permitted, inheritable)
 }
 

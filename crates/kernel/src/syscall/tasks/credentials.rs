@@ -1,8 +1,11 @@
 //! System calls on user and group ids.
 
+use core::ops::{Deref, DerefMut};
+
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
-use crate::task::{Capabilities, Credentials, current_process};
+use crate::sync::Borrowed;
+use crate::task::{Capabilities, Credentials, Process, current_process};
 
 fn credentials() -> Credentials {
     current_process().credentials.borrow_mut().clone()
@@ -39,6 +42,45 @@ fn tell(ids: [u32; 3], to: [UserPtr<u32>; 3]) -> Result<()> {
     ids.iter().zip(to).try_for_each(|(id, to)| to.write(id))
 }
 
+/// The credentials of a process while it changes them. Nobody looks into one that acts as another user or group
+/// than before, or may do more: it may know what that one must not (`commit_creds` in kernel/cred.c).
+pub(super) struct Changing<'a> {
+    process: &'a Process,
+    old: Credentials,
+    own: Borrowed<'a, Credentials>,
+}
+
+impl<'a> Changing<'a> {
+    pub(super) fn of(process: &'a Process) -> Self {
+        let own = process.credentials.borrow_mut();
+        Self { process, old: own.clone(), own }
+    }
+}
+
+impl Deref for Changing<'_> {
+    type Target = Credentials;
+
+    fn deref(&self) -> &Credentials {
+        &self.own
+    }
+}
+
+impl DerefMut for Changing<'_> {
+    fn deref_mut(&mut self) -> &mut Credentials {
+        &mut self.own
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        let acts_as = |c: &Credentials| [c.euid, c.egid, c.fsuid, c.fsgid];
+        let is_same = acts_as(&self.own) == acts_as(&self.old);
+        if !is_same || !self.old.permitted.contains(self.own.permitted) {
+            self.process.dumpable.set(false);
+        }
+    }
+}
+
 /// Which of real, effective and saved id stay as they are.
 const UNCHANGED: u32 = u32::MAX;
 
@@ -55,7 +97,7 @@ fn check(c: &Credentials, capability: Capabilities, ids: &[u32], own: &[u32]) ->
 /// setresuid(2).
 pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<()> {
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     let new = wanted([real, effective, saved], c.users());
     check(&c, Capabilities::SETUID, &new, &c.users())?;
     c.set_users(new);
@@ -65,7 +107,7 @@ pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<()> {
 /// setresgid(2).
 pub fn setresgid(real: u32, effective: u32, saved: u32) -> Result<()> {
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     let new = wanted([real, effective, saved], c.groups_of_process());
     check(&c, Capabilities::SETGID, &new, &c.groups_of_process())?;
     c.set_groups(new);
@@ -81,7 +123,7 @@ fn valid(id: u32) -> Result<u32> {
 pub fn setuid(id: u32) -> Result<()> {
     let id = valid(id)?;
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     check(&c, Capabilities::SETUID, &[id], &[c.uid, c.suid])?;
     let [uid, _, suid] = c.users();
     let new = if c.can(Capabilities::SETUID) { [id; 3] } else { [uid, id, suid] };
@@ -93,7 +135,7 @@ pub fn setuid(id: u32) -> Result<()> {
 pub fn setgid(id: u32) -> Result<()> {
     let id = valid(id)?;
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     check(&c, Capabilities::SETGID, &[id], &[c.gid, c.sgid])?;
     let [gid, _, sgid] = c.groups_of_process();
     let new = if c.can(Capabilities::SETGID) { [id; 3] } else { [gid, id, sgid] };
@@ -111,7 +153,7 @@ fn saved(real: u32, old: [u32; 3], effective: u32) -> u32 {
 /// setreuid(2).
 pub fn setreuid(real: u32, effective: u32) -> Result<()> {
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     let old = c.users();
     let [real, effective] = wanted([real, effective], [old[0], old[1]]);
     check(&c, Capabilities::SETUID, &[real], &old[..2])?;
@@ -123,7 +165,7 @@ pub fn setreuid(real: u32, effective: u32) -> Result<()> {
 /// setregid(2).
 pub fn setregid(real: u32, effective: u32) -> Result<()> {
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     let old = c.groups_of_process();
     let [real, effective] = wanted([real, effective], [old[0], old[1]]);
     check(&c, Capabilities::SETGID, &[real], &old[..2])?;
@@ -135,7 +177,7 @@ pub fn setregid(real: u32, effective: u32) -> Result<()> {
 /// setfsuid(2): returns the old id and never fails.
 pub fn setfsuid(id: u32) -> Result<u32> {
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     let (old, new) = (c.fsuid, id);
     let own = [c.uid, c.euid, c.suid, c.fsuid];
     if new != UNCHANGED && check(&c, Capabilities::SETUID, &[new], &own).is_ok() {
@@ -147,7 +189,7 @@ pub fn setfsuid(id: u32) -> Result<u32> {
 /// setfsgid(2): returns the old id and never fails.
 pub fn setfsgid(id: u32) -> Result<u32> {
     let process = current_process();
-    let mut c = process.credentials.borrow_mut();
+    let mut c = Changing::of(&process);
     let (old, new) = (c.fsgid, id);
     let own = [c.gid, c.egid, c.sgid, c.fsgid];
     if new != UNCHANGED && check(&c, Capabilities::SETGID, &[new], &own).is_ok() {

@@ -11,7 +11,7 @@ use crate::task::ptrace::registers::{self, UserRegisters};
 use crate::task::ptrace::requests::{Own, Stopped};
 use crate::task::ptrace::{self, Attachment, Mode, Options, access};
 use crate::task::signal::{Signal, SignalRecord};
-use crate::task::{Process, visit};
+use crate::task::visit::{self, Program};
 
 /// `struct iovec`.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -187,12 +187,14 @@ fn set_set(tracee: &Stopped, kind: u64, from: UserPtr<Vector>) -> Result<()> {
     from.write(&Vector { len: len as u64, ..vector })
 }
 
-/// The process that a call wants to look into; `ESRCH`, `EPERM`.
-fn target(pid: PidNumber) -> Result<alloc::sync::Arc<Process>> {
+/// The program that a call wants to look into; `ESRCH`, `EPERM`. Threads of the kernel's own have none.
+fn target(pid: PidNumber) -> Result<Program> {
+    let tasks = &crate::state::kernel().tasks;
     let tid = pid.tid().or(Err(Errno::ESRCH))?;
-    let thread = crate::state::kernel().tasks.thread(tid).ok_or(Errno::ESRCH)?;
-    access::check(&thread.process)?;
-    Ok(thread.process.clone())
+    let process = tasks.thread(tid).ok_or(Errno::ESRCH)?.process.clone();
+    tasks.process(process.pid).ok_or(Errno::ESRCH)?;
+    access::check(&process)?;
+    Ok(Program::of(process))
 }
 
 /// Most vectors of a call (`UIO_MAXIOV`).
@@ -223,13 +225,13 @@ pub fn process_vm_readv(
     }
     let mut sink = Sink::user_vectors(local, local_count as usize)?;
     let vectors = remote_vectors(remote, remote_count)?;
-    let process = target(pid)?;
+    let program = target(pid)?;
     let mut done = 0;
     for Vector { mut base, mut len } in vectors {
         while len > 0 && sink.remaining() > 0 {
             let piece = len.min(PIECE).min(sink.remaining() as u64);
             let mut bytes = alloc::vec![0; piece as usize];
-            let read = visit::read(&process, UserAddress(base), &mut bytes)?;
+            let read = visit::read(&program, UserAddress(base), &mut bytes)?;
             let count = match sink.put(&bytes[..read]) {
                 Ok(count) => count,
                 Err(_) if done > 0 => return Ok(done),
@@ -259,7 +261,7 @@ pub fn process_vm_writev(
     }
     let mut source = Source::user_vectors(local, local_count as usize)?;
     let vectors = remote_vectors(remote, remote_count)?;
-    let process = target(pid)?;
+    let program = target(pid)?;
     let mut done = 0;
     for Vector { mut base, mut len } in vectors {
         while len > 0 && source.remaining() > 0 {
@@ -271,7 +273,7 @@ pub fn process_vm_writev(
                 Err(error) => return Err(error),
             };
             let to = UserAddress(base);
-            let count = visit::write(&process, to, &bytes[..taken], Access::AsGuest).unwrap_or(0);
+            let count = visit::write(&program, to, &bytes[..taken], Access::AsGuest).unwrap_or(0);
             done += count;
             if count < piece as usize {
                 return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };

@@ -41,6 +41,7 @@ use crate::errno::{Errno, Result};
 use crate::platform::registers::{RETURN_FULL, TRAP_FLAG};
 use crate::state::kernel;
 use crate::sync::KernelCell;
+use crate::task::Capabilities;
 use crate::task::wait::Events;
 
 bitflags! {
@@ -237,6 +238,14 @@ pub fn trace_me() -> Result<()> {
     Ok(())
 }
 
+/// Whether a thread must not get more rights by a program, since its tracer, who would have them, too, may not
+/// trace everybody.
+pub fn holds_back(thread: &Thread) -> bool {
+    let Some(by) = thread.tracee.tracer() else { return false };
+    let tracer = kernel().tasks.process(by);
+    tracer.is_none_or(|tracer| !tracer.credentials.borrow_mut().can(Capabilities::SYS_PTRACE))
+}
+
 /// `PTRACE_ATTACH`, `PTRACE_SEIZE`: the running thread traces another one.
 pub fn attach(tracee: &Arc<Thread>, attachment: Attachment, options: Options) -> Result<()> {
     let (own, process) = (current(), tracee.process.clone());
@@ -311,7 +320,7 @@ fn set_trap_flag(thread: &Thread) {
 }
 
 /// Takes the trap flag of a step out of the registers again.
-fn clear_trap_flag(thread: &Thread) {
+pub(super) fn clear_trap_flag(thread: &Thread) {
     let is_set = thread.tracee.with(|tracing| core::mem::take(&mut tracing.has_trap_flag));
     if is_set == Some(true) {
         let frame = thread.frame();

@@ -11,7 +11,7 @@ use crate::task::ids::Tid;
 use crate::task::process::Life;
 use crate::task::signal::{self, SI_KERNEL, SIGKILL, Signal, SignalInfo, SignalSet, UNBLOCKABLE};
 use crate::task::thread::{Thread, current};
-use crate::task::visit;
+use crate::task::visit::{self, Program};
 
 /// A tracee of the running thread.
 pub struct Own(Arc<Thread>);
@@ -117,13 +117,14 @@ impl Stopped {
 
     /// Reads memory; `EIO` if not all of it is there.
     pub fn read(&self, from: UserAddress, bytes: &mut [u8]) -> Result<()> {
-        let count = visit::read(&self.0.process, from, bytes)?;
+        let count = visit::read(&Program::of(self.0.process.clone()), from, bytes)?;
         if count == bytes.len() { Ok(()) } else { Err(Errno::EIO) }
     }
 
     /// Writes memory, also where the tracee may not; `EIO` if not all of it is there.
     pub fn write(&self, to: UserAddress, bytes: &[u8]) -> Result<()> {
-        let count = visit::write(&self.0.process, to, bytes, Access::Forced).or(Err(Errno::EIO))?;
+        let program = Program::of(self.0.process.clone());
+        let count = visit::write(&program, to, bytes, Access::Forced).or(Err(Errno::EIO))?;
         if count == bytes.len() { Ok(()) } else { Err(Errno::EIO) }
     }
 

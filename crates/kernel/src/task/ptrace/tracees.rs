@@ -15,6 +15,9 @@ use crate::task::wait::Events;
 use crate::task::watched::{self, Watchers};
 use crate::task::{Process, exit};
 
+/// How many threads are kept whose tracers have not heard that they have ended. Of the others they never hear.
+const ENDED_MAX: usize = 4096;
+
 /// All threads that are traced, and those that were to their end.
 #[derive(Default)]
 pub struct Tracees {
@@ -83,6 +86,14 @@ impl Tracees {
         self.ended.borrow_mut().iter().filter(|ended| ended.by == tracer).cloned().collect()
     }
 
+    fn note_ended(&self, tracee: EndedTracee) {
+        let mut ended = self.ended.borrow_mut();
+        if ended.len() >= ENDED_MAX {
+            ended.remove(0);
+        }
+        ended.push(tracee);
+    }
+
     /// The tracer of a thread has heard that it has ended.
     pub fn forget_ended(&self, tid: Tid) {
         self.ended.borrow_mut().retain(|ended| ended.tid != tid);
@@ -120,11 +131,13 @@ pub(in crate::task) fn thread_ends(thread: &Thread, status: ExitStatus) {
     }
     let Some(tracer) = tasks.process(by) else { return };
     if signal::ignores_children(&tracer) {
+        // Who waits for it hears that there is none.
+        tracer.children_changed.wake_all(Events::IN);
         return;
     }
     let mut info = signal::child_ended(&process, SIGCHLD, status);
     info.set_sender(tid.number());
-    tasks.tracees.ended.borrow_mut().push(EndedTracee { tid, process, status, by });
+    tasks.tracees.note_ended(EndedTracee { tid, process, status, by });
     signal::send_to_process(&tracer, info);
     tracer.children_changed.wake_all(Events::IN);
 }
@@ -176,6 +189,7 @@ pub(in crate::task) fn tracer_hears_first(process: &Arc<Process>, status: ExitSt
         return false;
     };
     if signal::ignores_children(&tracer) {
+        tracer.children_changed.wake_all(Events::IN);
         return false;
     }
     process.awaits_tracer.set(Some(by));

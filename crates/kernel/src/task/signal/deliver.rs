@@ -123,6 +123,7 @@ fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInf
         let mut signals = thread.signals.borrow_mut();
         signals.saved_mask.take().unwrap_or(signals.mask)
     };
+    ptrace::clear_trap_flag(thread);
     if push_frame(thread, frame, action, &info, mask).is_err() {
         // sigaction(2): no room for the frame is a SIGSEGV that nobody catches.
         exit::killed_by(SIGSEGV);
