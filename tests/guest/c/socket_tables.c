@@ -26,6 +26,22 @@ static const char *named(const char *address, unsigned port)
     return to;
 }
 
+/* Whether the table has had this row: Linux may show one again, if the table changes while it is read. */
+static bool is_repeated(const char *local, unsigned from, const char *remote, unsigned to, bool is_first)
+{
+    static char seen[64][160];
+    static int count;
+    char row[160];
+    count = is_first ? 0 : count;
+    snprintf(row, sizeof row, "%s:%x %s:%x", local, from, remote, to);
+    for (int i = 0; i < count; i++)
+        if (strcmp(seen[i], row) == 0)
+            return true;
+    if (count < 64)
+        strcpy(seen[count++], row);
+    return false;
+}
+
 /* Prints the rows of a table that have this inode, of those with inode 0 the ones with a local port. */
 static void rows(const char *path, unsigned long wanted, unsigned port)
 {
@@ -39,6 +55,8 @@ static void rows(const char *path, unsigned long wanted, unsigned port)
         if (sscanf(line, " %*d: %63[0-9A-F]:%x %63[0-9A-F]:%x %x %x:%x %x:%x %x %u %u %lu", local, &from, remote, &to,
                    &state, &transfer[0], &transfer[1], &timer[0], &timer[1], &retransmits, &uid, &timeout, &ino) != 13
             || ino != wanted || (!wanted && from != port))
+            continue;
+        if (is_repeated(local, from, remote, to, !found))
             continue;
         if (state == 4)
             state = 5; /* FIN_WAIT1, until the other end has acknowledged the end */
