@@ -368,7 +368,10 @@ impl Protocol for UdpSocket {
         }
         let from = match message.departure.source {
             Some(ip) => local_source(ip, own)?,
-            None if own.ip.is_unspecified() => Endpoint { ip: to.ip, ..own },
+            // An address of many is none that datagrams come from.
+            None if own.ip.is_unspecified() || groups::audience(own.ip).is_some() => {
+                Endpoint { ip: to.ip, ..own }
+            }
             None => own,
         };
         let rank = |socket: &Self| socket.rank_of(from);
@@ -495,6 +498,23 @@ mod tests {
         assert_eq!(receive(&receiver, 4).unwrap().1, 0);
         assert_eq!(receive(&receiver, 4), Err(Errno::EAGAIN));
         assert_eq!(send(&sender, None, &[0; 65_508]), Err(Errno::EMSGSIZE));
+    }
+
+    #[test]
+    fn who_is_bound_to_a_group_sends_from_an_address_of_its_own() {
+        let _sandbox = Sandbox::new();
+        let (receiver, sender) = sockets();
+        let group = Endpoint { ip: [239, 1, 2, 3].into(), port: 5353 };
+        sender.bind(&SocketAddress::V4(group)).unwrap();
+        let from = || {
+            assert_eq!(send(&sender, Some(receiver.local_address()), b"x"), Ok(1));
+            receive(&receiver, 1).unwrap().2
+        };
+        let own = Endpoint { ip: [127, 0, 0, 1].into(), port: 5353 };
+        assert_eq!(from(), Some(SocketAddress::V4(own)));
+        sender.connect(&receiver.local_address(), Blocking::Yes).unwrap();
+        assert_eq!(from(), Some(SocketAddress::V4(own)));
+        assert_eq!(sender.local_address(), SocketAddress::V4(group));
     }
 
     #[test]
