@@ -178,23 +178,21 @@ impl UdpSocket {
         if self.rank_of(from).is_none() {
             return false;
         }
-        let limit = self
-            .common
-            .options
-            .borrow_mut()
-            .receive_buffer
-            .map_or(DEFAULT_RECEIVE_BUFFER, |b| b as usize);
-        {
-            let mut inbox = self.inbox.borrow_mut();
-            if inbox.charge() > limit {
-                return true;
-            }
+        if self.has_room() {
             let from = Some(from.for_family(self.common.family));
             let ancillary = Ancillary::default();
-            inbox.push(Datagram { bytes, from, ancillary, arrival: Some(arrival) });
+            let datagram = Datagram { bytes, from, ancillary, arrival: Some(arrival) };
+            self.inbox.borrow_mut().push(datagram);
+            self.common.queue.wake_all(IN);
         }
-        self.common.queue.wake_all(IN);
         true
+    }
+
+    /// Whether a datagram that comes now is kept.
+    fn has_room(&self) -> bool {
+        let limit = self.common.options.borrow_mut().receive_buffer;
+        let limit = limit.map_or(DEFAULT_RECEIVE_BUFFER, |bytes| bytes as usize);
+        self.inbox.borrow_mut().charge() <= limit
     }
 }
 
@@ -231,7 +229,10 @@ impl UdpSocket {
             return Ok(bytes.len());
         }
         for socket in self.network.ports.receivers(to) {
-            if audience == Audience::Everybody || socket.hears(to.ip, from.ip, interface) {
+            let is_heard =
+                audience == Audience::Everybody || socket.hears(to.ip, from.ip, interface);
+            // Bytes are copied for those only that keep them.
+            if is_heard && socket.rank_of(from).is_some() && socket.has_room() {
                 let arrival = Arrival::from_sender(to.ip, departure, &self.common, &socket.common);
                 socket.deliver(from, bytes.to_vec(), arrival.over(interface));
             }
