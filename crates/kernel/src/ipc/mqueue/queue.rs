@@ -321,12 +321,11 @@ impl File for Queue {
     }
 
     fn poll(&self) -> Events {
-        let count = self.count();
         let mut events = Events::empty();
-        if count > 0 {
+        if self.count() > 0 {
             events |= Events::IN | Events::RDNORM;
         }
-        if count < self.size.messages {
+        if self.check_room().is_ok() {
             events |= Events::OUT | Events::WRNORM;
         }
         events
@@ -389,6 +388,7 @@ mod tests {
         let receiver = queue.line_up();
         queue.send(message(1, b"a")).unwrap();
         assert_eq!((queue.count(), queue.check_room()), (0, Err(Errno::EAGAIN)));
+        assert_eq!(queue.poll(), Events::empty());
         assert_eq!(queue.take_handed(&receiver), Some(message(1, b"a")));
         assert_eq!(queue.check_room(), Ok(()));
         queue.give_up(&receiver);
