@@ -133,7 +133,9 @@ impl Daemon {
 
     /// Whether the daemon has something at a path; `None`: it does not answer, or cannot say.
     pub fn has(&self, path: &str) -> Option<bool> {
-        let answer = self.authorized(self.agent.get(self.url(path))).call().ok()?;
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let request = self.authorized(self.agent.get(self.url(path))).config();
+        let answer = request.timeout_global(Some(PATIENCE)).build().call().ok()?;
         match answer.status() {
             status if status.is_success() => Some(true),
             StatusCode::NOT_FOUND => Some(false),

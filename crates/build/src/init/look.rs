@@ -157,13 +157,12 @@ pub(super) fn port(sources: &[(String, String)]) -> Ports {
     }
     // Addresses behind `=`, `(` and `,` that are the program's own: `:80`, `0.0.0.0:80`, `[::]:80`.
     const OWN: &str = r#"["'](?:tcp://)?(?:0\.0\.0\.0|\[::\])?:(\d{2,5})["']"#;
-    // Those of this host, which are the program's own only where it listens.
+    // Those of this host, which are the program's own only where it listens. Programs that listen elsewhere,
+    // too, have them for diagnosis.
     const LOOPBACK: &str = r#"["'](?:127\.0\.0\.1|localhost|\[::1\]):(\d{2,5})["']"#;
     let patterns = [
-        // `listen(3000`, `ListenAndServe(":8082"`, `bind("0.0.0.0:8083"`, `Listen("tcp", "localhost:8088"`.
-        format!(
-            r#"(?i)\b(?:listen\w*|bind)\(\s*(?:["']tcp[46]?["'],\s*)?(?:{OWN}|{LOOPBACK}|(\d{{2,5}})\b)"#
-        ),
+        // `listen(3000`, `ListenAndServe(":8082"`, `bind("0.0.0.0:8083"`.
+        format!(r#"(?i)\b(?:listen\w*|bind)\(\s*(?:["']tcp[46]?["'],\s*)?(?:{OWN}|(\d{{2,5}})\b)"#),
         // `TCPServer.new("127.0.0.1", 8089)`, `TCPServer.open 8090`.
         r#"\bTCPServer\.(?:new|open)\b[ \t(]*(?:(?:nil|["'][^"'\n]*["'])\s*,\s*)?(\d{2,5})\b"#
             .to_owned(),
@@ -178,6 +177,8 @@ pub(super) fn port(sources: &[(String, String)]) -> Ports {
         // `server(8000`, `address = 8000`.
         r#"(?i)(?:server|address)\s*[=(]\s*(?:\(?["'][\w.]*["'],\s*)?(\d{2,5})\b"#.to_owned(),
         OWN.to_owned(),
+        // `Listen("tcp", "localhost:8088"`.
+        format!(r#"(?i)\b(?:listen\w*|bind)\(\s*(?:["']tcp[46]?["'],\s*)?{LOOPBACK}"#),
     ];
     for pattern in patterns.map(|pattern| Regex::new(&pattern).expect("it is one")) {
         let of_file = |(name, text): &(String, String)| {
@@ -243,6 +244,14 @@ mod tests {
             ("s.bind(\"0.0.0.0:8083\")", Some(8083)),
             ("http.ListenAndServe(\"127.0.0.1:3008\", nil)", Some(3008)),
             ("net.Listen(\"tcp4\", \"localhost:8088\")", Some(8088)),
+            (
+                "http.ListenAndServe(\"localhost:6060\", nil)\nhttp.ListenAndServe(\":8082\", mux)",
+                Some(8082),
+            ),
+            (
+                "go http.ListenAndServe(\"localhost:6060\", nil)\ns := http.Server{Addr: \":8082\"}",
+                Some(8082),
+            ),
             ("TCPServer.new(8089)", Some(8089)),
             ("server = TCPServer.new('127.0.0.1', 8090)", Some(8090)),
             ("server = TCPServer.open 8091", Some(8091)),

@@ -15,10 +15,11 @@ use thaw_build::build::{
     BuildEvent, BuildOptions, Built, Comparison, Packages, Templates, Training, Trust, build,
 };
 use thaw_home::config::{CpuBaseline, DomainName, TimeSpan};
+use thaw_home::function::BuiltFunction;
 use thaw_home::home::Home;
 use thaw_home::secrets::SecretStore;
 use thaw_node::catalog::Reload;
-use thaw_store::{Activation, Name, parse_label};
+use thaw_store::{Activation, Name, Store, parse_label};
 
 /// Build a function: import its files, run it to its entry point, freeze it.
 ///
@@ -140,17 +141,26 @@ pub fn run(arguments: &Arguments) -> Outcome {
         serve_new_version(&home, config.name.as_str(), !arguments.quiet)?;
     }
     if arguments.no_activate && !arguments.quiet {
-        say_activation(config.name.as_str(), built.function.number, built.is_active);
+        say_activation(&home, &built.function, built.is_active);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Says where requests go after a version was stored that was to get none.
-pub(super) fn say_activation(name: &str, number: u32, is_active: bool) {
-    match is_active {
-        true => eprintln!("it is the first version of {name}, so it is active"),
-        false => eprintln!("`thaw activate {name} {number}` has requests go to it"),
+pub(super) fn say_activation(home: &Home, stored: &BuiltFunction, is_active: bool) {
+    let (name, number) = (&stored.function.config.name, stored.number);
+    if !is_active {
+        eprintln!("`thaw activate {name} {number}` has requests go to it");
+    } else if is_only_version(home, name.as_str()) {
+        eprintln!("it is the first version of {name}, so it is active");
+    } else {
+        eprintln!("version {number} of {name} is active already");
     }
+}
+
+fn is_only_version(home: &Home, name: &str) -> bool {
+    let record = Store::open(&home.store()).and_then(|store| store.get_function(&Name::new(name)?));
+    record.is_ok_and(|record| record.versions().len() == 1)
 }
 
 /// Has a running daemon serve the version of a function that is in the store now.

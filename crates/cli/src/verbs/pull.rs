@@ -119,7 +119,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 serve_new_version(&home, name, !arguments.json)?;
             }
             if arguments.no_activate && !arguments.json {
-                say_activation(name, installed.function.number, installed.is_active);
+                say_activation(&home, &installed.function, installed.is_active);
             }
         }
     }

@@ -40,7 +40,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let path = format!("/functions/{}/restart", output::escape(&arguments.name));
     let restarted: Restarted = daemon.post(&path)?;
     if arguments.wait {
-        wait_for_the_end(&daemon, &restarted.ending)?;
+        wait_for_the_end(&daemon, &restarted)?;
     }
     output::print_done(arguments.json, &restarted, |restarted: &Restarted| {
         let Restarted { function, instances, sandboxes, .. } = restarted;
@@ -63,13 +63,41 @@ pub fn run(arguments: &Arguments) -> Outcome {
     })
 }
 
-/// Waits until none of these instances is left; the daemon ends them when their time is over.
-fn wait_for_the_end(daemon: &Daemon, ending: &[u64]) -> Result<(), Failure> {
+/// Waits until none of the instances of before is left; the daemon ends them when their time is over.
+fn wait_for_the_end(daemon: &Daemon, restarted: &Restarted) -> Result<(), Failure> {
+    let ending = numbers(restarted)?;
     loop {
         let left: Vec<InstanceInfo> = daemon.get("/instances")?;
         if !left.iter().any(|instance| ending.contains(&instance.id)) {
             return Ok(());
         }
         thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The numbers of the instances that end, which daemons of before do not say.
+fn numbers(restarted: &Restarted) -> Result<&[u64], Failure> {
+    let Restarted { function, instances, ending, .. } = restarted;
+    match ending.len() == *instances {
+        true => Ok(ending),
+        false => Err(Failure::failed(format!(
+            "{function} was restarted, but its daemon is of an older version and does not say which \
+             instances end: `thaw ps` shows those that are left"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_instances_without_numbers() {
+        let restarted = |text| serde_json::from_str::<Restarted>(text).unwrap();
+        let older = restarted(r#"{ "function": "shop", "instances": 2 }"#);
+        assert!(numbers(&older).unwrap_err().message().unwrap().contains("older version"));
+        let new = restarted(r#"{ "function": "shop", "instances": 2, "ending": [3, 4] }"#);
+        assert_eq!(numbers(&new).ok(), Some(&[3, 4][..]));
+        assert!(numbers(&restarted(r#"{ "function": "shop", "instances": 0 }"#)).is_ok());
     }
 }

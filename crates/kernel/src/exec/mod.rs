@@ -234,6 +234,7 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     short[..len].copy_from_slice(&base[..len]);
     thread.name.set(short);
     thread.process.family.borrow_mut().has_executed = true;
+    *thread.process.executions.borrow_mut() += 1;
     thread.process.missing_program.borrow_mut().clear();
     thread.process.signals.borrow_mut().reset_for_exec();
     thread.process.posix_timers.remove_all();

@@ -112,12 +112,14 @@ impl Context {
 #[derive(Default)]
 pub struct Contexts {
     by_address: KernelCell<BTreeMap<(Pid, u64), Arc<Context>>>,
+    /// Requests that they hold together.
+    requests: KernelCell<u64>,
 }
 
 impl Contexts {
     /// Requests that all contexts hold: `/proc/sys/fs/aio-nr`.
     pub fn requests(&self) -> u64 {
-        self.by_address.borrow_mut().values().map(|context| context.capacity).sum()
+        self.requests.get()
     }
 
     /// `EINVAL` if a context for so many requests cannot be; `EAGAIN` if there are too many.
@@ -134,10 +136,17 @@ impl Contexts {
     /// Makes a context of a process at an address.
     pub fn add(&self, process: &Process, address: u64, requests: u64) {
         let context = Arc::new(Context::new(requests));
+        *self.requests.borrow_mut() += requests;
         let old = self.by_address.borrow_mut().insert((process.pid, address), context);
         if let Some(old) = old {
-            old.end();
+            self.end(&old);
         }
+    }
+
+    /// Ends a context that has been taken out.
+    fn end(&self, context: &Context) {
+        *self.requests.borrow_mut() -= context.capacity;
+        context.end();
     }
 
     /// The context of a process at an address; `EINVAL`.
@@ -149,22 +158,22 @@ impl Contexts {
     /// Removes a context; `EINVAL`.
     pub fn remove(&self, process: &Process, address: u64) -> Result<()> {
         let removed = self.by_address.borrow_mut().remove(&(process.pid, address));
-        removed.ok_or(Errno::EINVAL)?.end();
+        let removed = removed.ok_or(Errno::EINVAL)?;
+        self.end(&removed);
         Ok(())
     }
 
     /// A process has other memory, or has ended: its contexts are gone.
     pub fn remove_all(&self, process: &Process) {
-        let of_others = {
-            let mut all = self.by_address.borrow_mut();
-            let (own, others) = core::mem::take(&mut *all)
-                .into_iter()
-                .partition(|((pid, _), _)| *pid == process.pid);
-            *all = others;
-            own
-        };
-        let own: BTreeMap<(Pid, u64), Arc<Context>> = of_others;
-        own.values().for_each(|context| context.end());
+        while let Some(context) = self.take_one(process.pid) {
+            self.end(&context);
+        }
+    }
+
+    fn take_one(&self, pid: Pid) -> Option<Arc<Context>> {
+        let mut all = self.by_address.borrow_mut();
+        let (&key, _) = all.range((pid, 0)..=(pid, u64::MAX)).next()?;
+        all.remove(&key)
     }
 }
 
@@ -180,10 +189,15 @@ mod tests {
         let (contexts, process) = (Contexts::default(), current_process());
         assert_eq!(contexts.check(0), Err(Errno::EINVAL));
         assert_eq!(contexts.check(REQUESTS_MAX + 1), Err(Errno::EAGAIN));
-        contexts.add(&process, 4096, REQUESTS_MAX);
+        contexts.add(&process, 4096, REQUESTS_MAX - 1);
+        contexts.add(&process, 1 << 20, 1);
         assert_eq!(contexts.check(1), Err(Errno::EAGAIN));
         assert!(contexts.find(&process, 8192).is_err());
         let context = contexts.find(&process, 4096).unwrap();
+        assert_eq!(
+            (contexts.remove(&process, 1 << 20), contexts.requests()),
+            (Ok(()), REQUESTS_MAX - 1)
+        );
         contexts.remove_all(&process);
         assert_eq!(contexts.requests(), 0);
         assert_eq!(context.take(), Err(Errno::EINVAL));

@@ -20,6 +20,10 @@ const MEMBERSHIPS_MAX: usize = 20;
 /// `net.ipv4.igmp_max_msf`: most sources that a membership names.
 const SOURCES_MAX: usize = 10;
 
+/// Stands for the interface of a membership that names none: which one leads to a group changes when a
+/// sandbox is woken with another network.
+const UNNAMED: u32 = 0;
+
 /// To whom a datagram goes that goes to many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
@@ -73,14 +77,21 @@ impl Joined {
 
     /// Whether an interface listens to a group.
     pub fn contains(&self, interface: u32, group: IpAddr) -> bool {
-        is_of_all(group) || self.users.borrow_mut().contains_key(&(interface, group))
+        let users = self.users.borrow_mut();
+        let is_joined = |interface| users.contains_key(&(interface, group));
+        is_of_all(group) || is_joined(interface) || is_joined(UNNAMED)
     }
 
     /// The groups of an interface that somebody has joined, with the number of sockets.
     pub fn of(&self, interface: u32) -> Vec<(IpAddr, u32)> {
         let users = self.users.borrow_mut();
-        let own = users.iter().filter(|((known, _), _)| *known == interface);
-        own.map(|((_, group), count)| (*group, *count)).collect()
+        let mut found = BTreeMap::new();
+        for ((_, group), count) in
+            users.iter().filter(|((known, group), _)| resolved(*known, *group) == interface)
+        {
+            *found.entry(*group).or_default() += *count;
+        }
+        found.into_iter().collect()
     }
 }
 
@@ -99,6 +110,7 @@ pub enum Listening {
 
 struct Membership {
     group: IpAddr,
+    /// Its number, or [`UNNAMED`].
     interface: u32,
     /// The address that named the interface.
     named: Ipv4Addr,
@@ -141,7 +153,7 @@ impl Groups {
         if !group.is_multicast() {
             return Err(Errno::EINVAL);
         }
-        let interface = named(naming, group).ok_or(Errno::ENODEV)?.index;
+        let interface = number_of(naming).ok_or(Errno::ENODEV)?;
         if self.position(group, interface).is_some() {
             return Err(Errno::EADDRINUSE);
         }
@@ -157,16 +169,13 @@ impl Groups {
 
     /// `IP_DROP_MEMBERSHIP` and its relatives; `EADDRNOTAVAIL` if the socket is not in the group.
     pub fn leave(&mut self, group: IpAddr, naming: Naming) -> Result<()> {
-        let interface = named(naming, group).map(|interface| interface.index);
-        let is_meant = |known: &Membership| {
-            let is_there = match interface {
-                Some(interface) => known.interface == interface,
-                None => naming.address == Some(known.named),
-            };
-            known.group == group && is_there
+        let is_meant =
+            |known: &Membership| known.group == group && naming.address == Some(known.named);
+        let found = match number_of(naming) {
+            Some(interface) => self.position(group, interface),
+            None => self.memberships.iter().position(is_meant),
         };
-        let found = self.memberships.iter().position(is_meant).ok_or(Errno::EADDRNOTAVAIL)?;
-        self.remove(found);
+        self.remove(found.ok_or(Errno::EADDRNOTAVAIL)?);
         Ok(())
     }
 
@@ -183,8 +192,12 @@ impl Groups {
     }
 
     fn position(&self, group: IpAddr, interface: u32) -> Option<usize> {
-        let is_it = |known: &Membership| known.group == group && known.interface == interface;
-        self.memberships.iter().position(is_it)
+        let at = |is_there: &dyn Fn(u32) -> bool| {
+            let is_it = |known: &Membership| known.group == group && is_there(known.interface);
+            self.memberships.iter().position(is_it)
+        };
+        let wanted = resolved(interface, group);
+        at(&|known| known == interface).or_else(|| at(&|known| resolved(known, group) == wanted))
     }
 
     /// `IP_ADD_SOURCE_MEMBERSHIP` and its relatives: joins the group to hear one sender, or hears it, too.
@@ -215,7 +228,7 @@ impl Groups {
         if !group.is_multicast() {
             return Err(Errno::EINVAL);
         }
-        let interface = named(naming, group).ok_or(Errno::ENODEV)?.index;
+        let interface = number_of(naming).ok_or(Errno::ENODEV)?;
         self.position(group, interface).ok_or(Errno::EINVAL)
     }
 
@@ -315,8 +328,27 @@ impl Groups {
     /// Whether a datagram to a group that has come over an interface is this socket's; `hears_all`:
     /// `IP_MULTICAST_ALL` or its relative.
     pub fn hears(&self, group: IpAddr, source: IpAddr, interface: u32, hears_all: bool) -> bool {
-        self.position(group, interface)
-            .map_or(hears_all, |index| self.memberships[index].hears(source))
+        let of = |interface| {
+            let is_it = |known: &&Membership| known.group == group && known.interface == interface;
+            self.memberships.iter().find(is_it)
+        };
+        of(interface).or_else(|| of(UNNAMED)).map_or(hears_all, |found| found.hears(source))
+    }
+}
+
+/// The number of the interface that is named, or [`UNNAMED`]; `None`: there is no such interface.
+fn number_of(naming: Naming) -> Option<u32> {
+    match naming {
+        Naming { index: 0, address: None } => Some(UNNAMED),
+        _ => known(naming).map(|interface| interface.index),
+    }
+}
+
+/// The interface with this number, or for [`UNNAMED`] the one that leads to a group now.
+fn resolved(interface: u32, group: IpAddr) -> u32 {
+    match interface {
+        UNNAMED => named(Naming::default(), group).map_or(LOOPBACK, |found| found.index),
+        interface => interface,
     }
 }
 
@@ -367,6 +399,22 @@ mod tests {
         assert_eq!(groups.leave(GROUP, by_address(9)), Err(Errno::EADDRNOTAVAIL));
         assert_eq!(groups.leave(GROUP, Naming::default()), Ok(()));
         assert!(!joined().contains(LOOPBACK, GROUP));
+    }
+
+    #[test]
+    fn who_names_no_interface_hears_what_comes_over_any() {
+        let _sandbox = Sandbox::new();
+        let (mut named, mut unnamed) = (Groups::default(), Groups::default());
+        named.join(GROUP, by_address(127)).unwrap();
+        assert!(!joined().contains(LOOPBACK + 1, GROUP));
+        unnamed.join(GROUP, Naming::default()).unwrap();
+        assert!(joined().contains(LOOPBACK + 1, GROUP));
+        assert!(unnamed.hears(GROUP, A, LOOPBACK + 1, false));
+        assert!(!named.hears(GROUP, A, LOOPBACK + 1, false));
+        assert_eq!(unnamed.join(GROUP, by_address(127)), Err(Errno::EADDRINUSE));
+        assert_eq!(joined().of(LOOPBACK), [(GROUP, 2)]);
+        assert_eq!(unnamed.leave(GROUP, by_address(127)), Ok(()));
+        assert_eq!(joined().of(LOOPBACK), [(GROUP, 1)]);
     }
 
     #[test]

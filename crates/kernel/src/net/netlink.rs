@@ -32,6 +32,9 @@ pub const NETLINK_SOCK_DIAG: u32 = 4;
 /// Largest request that is read.
 const REQUEST_MAX: usize = 64 << 10;
 
+/// `net.core.rmem_default`.
+const DEFAULT_RECEIVE_BUFFER: usize = 212_992;
+
 /// Port numbers in use.
 #[derive(Default)]
 pub struct NetlinkNetwork {
@@ -106,6 +109,13 @@ impl NetlinkSocket {
         let from = Some(SocketAddress::Netlink { port: 0, groups: 0 });
         let ancillary = Ancillary::default();
         self.inbox.borrow_mut().push(Datagram { bytes, from, ancillary, arrival: None });
+    }
+
+    /// Bytes that answers may cost, until somebody reads.
+    fn room(&self) -> usize {
+        let limit = self.common.options.borrow_mut().receive_buffer;
+        let limit = limit.map_or(DEFAULT_RECEIVE_BUFFER, |bytes| bytes as usize);
+        limit.saturating_sub(self.inbox.borrow_mut().charge())
     }
 
     /// Writes the next part of a dump, if there is one and nothing else is to be read before.
@@ -204,15 +214,22 @@ impl Protocol for NetlinkSocket {
             return Err(Errno::EMSGSIZE);
         }
         let port = self.port()?;
+        let room = self.room();
+        if room == 0 {
+            return Err(Errno::ENOBUFS);
+        }
         let request = source.take_all(REQUEST_MAX)?;
         let service = match self.common.protocol {
             NETLINK_SOCK_DIAG => socket_diagnosis::carry_out,
             _ => route_messages::carry_out,
         };
-        let (answers, dump) = netlink_messages::answer(&request, port, service);
-        answers.into_iter().for_each(|bytes| self.put(bytes));
-        if dump.is_some() {
-            *self.dump.borrow_mut() = dump;
+        let answers = netlink_messages::answer(&request, port, room, service);
+        answers.datagrams.into_iter().for_each(|bytes| self.put(bytes));
+        if answers.dump.is_some() {
+            *self.dump.borrow_mut() = answers.dump;
+        }
+        if answers.is_cut {
+            *self.common.error.borrow_mut() = Some(Errno::ENOBUFS);
         }
         self.common.queue.wake_all(IN);
         Ok(request.len())
@@ -222,6 +239,7 @@ impl Protocol for NetlinkSocket {
         if flags.contains(MessageFlags::OOB) {
             return Err(Errno::EOPNOTSUPP);
         }
+        self.common.take_error()?;
         self.go_on_with_dump();
         self.inbox.borrow_mut().receive(sink, flags)
     }
@@ -232,7 +250,9 @@ impl Protocol for NetlinkSocket {
 
     fn poll(&self) -> Events {
         let is_waiting = !self.inbox.borrow_mut().is_empty() || self.dump.borrow_mut().is_some();
-        OUT | Events::WRBAND | if is_waiting { IN } else { Events::empty() }
+        let has_failed = self.common.error.get().is_some();
+        let waiting = if is_waiting { IN } else { Events::empty() };
+        OUT | Events::WRBAND | waiting | if has_failed { Events::ERR } else { Events::empty() }
     }
 
     fn readable_bytes(&self) -> Result<usize> {
@@ -249,6 +269,8 @@ impl Protocol for NetlinkSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::netlink_messages::NLM_F_DUMP;
+    use crate::net::netlink_messages::tests::request;
     use crate::testing::Sandbox;
 
     #[test]
@@ -264,6 +286,25 @@ mod tests {
         assert_eq!(network.take(0), Ok(PeerCredentials::of_sender().pid));
         let taken = SocketAddress::Netlink { port: ports[1], groups: 0 };
         assert_eq!(sockets[0].bind(&taken), Err(Errno::EADDRINUSE));
+    }
+
+    #[test]
+    fn answers_that_nobody_reads_are_bounded() {
+        let _sandbox = Sandbox::new();
+        let (network, inodes) = (Arc::new(NetlinkNetwork::new()), InodeNumbers::new());
+        let socket = network.socket(SocketType::Datagram, NETLINK_ROUTE, &inodes);
+        // RTM_GETLINK.
+        let requests = request(18, NLM_F_DUMP, &[0; 16]).repeat(1000);
+        let ask = || socket.send(&mut Source::kernel(&requests), &mut Outgoing::default());
+        assert_eq!(ask(), Ok(requests.len()));
+        assert_eq!(ask(), Err(Errno::ENOBUFS));
+        assert!(socket.inbox.borrow_mut().charge() < DEFAULT_RECEIVE_BUFFER + 8192);
+        let mut bytes = [0; 4096];
+        let mut read = || socket.receive(&mut Sink::kernel(&mut bytes), MessageFlags::empty());
+        assert_eq!(socket.poll() & (IN | Events::ERR), IN | Events::ERR);
+        assert_eq!(read().err(), Some(Errno::ENOBUFS));
+        while read().is_ok() {}
+        assert_eq!(ask(), Ok(requests.len()));
     }
 
     #[test]

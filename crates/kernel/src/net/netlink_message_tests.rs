@@ -20,7 +20,7 @@ fn a_second_dump_at_once_is_refused() {
         super::super::socket_diagnosis::carry_out(header, &body, port)
     };
     let twice = request(20, NLM_F_DUMP, &[]).repeat(2);
-    let (answers, dump) = answer(&twice, 5, service);
-    assert!(dump.is_some() && answers.len() == 1);
-    assert_eq!(answers[0][HEADER..HEADER + 4], (-Errno::EBUSY.0).to_ne_bytes());
+    let Answers { datagrams, dump, .. } = answer(&twice, 5, usize::MAX, service);
+    assert!(dump.is_some() && datagrams.len() == 1);
+    assert_eq!(datagrams[0][HEADER..HEADER + 4], (-Errno::EBUSY.0).to_ne_bytes());
 }

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::incoming::message_charge;
 use super::socket_diagnosis::Dump;
 use crate::errno::{Errno, Result};
 
@@ -82,17 +83,31 @@ pub enum Answer {
 /// Carries out a request, of which it gets the header and the body; the last argument is the asker's port.
 pub type Service = fn(&Header, &[u8], u32) -> Result<Answer>;
 
-/// The datagrams that answer the requests in `bytes`, and what is to be written when somebody reads;
-/// `port` is the asker's.
-pub fn answer(mut bytes: &[u8], port: u32, service: Service) -> (Vec<Vec<u8>>, Option<Dump>) {
-    let (mut answers, mut dump) = (Vec::new(), None);
+/// What requests get.
+#[derive(Default)]
+pub struct Answers {
+    /// These datagrams.
+    pub datagrams: Vec<Vec<u8>>,
+    /// What is written when somebody reads.
+    pub dump: Option<Dump>,
+    /// Whether there are requests without an answer, since those before have used the room up.
+    pub is_cut: bool,
+}
+
+/// What the requests in `bytes` get, until the datagrams have used up the `room` for them; `port` is the
+/// asker's.
+pub fn answer(mut bytes: &[u8], port: u32, room: usize, service: Service) -> Answers {
+    let (mut answers, mut dump, mut used) = (Vec::new(), None, 0);
     while let Some((head, _)) = bytes.split_at_checked(HEADER) {
         let header: Header = bytemuck::pod_read_unaligned(head);
         let len = header.len as usize;
         if len < HEADER || len > bytes.len() {
             break;
         }
-        let request = &bytes[..len];
+        if used >= room {
+            return Answers { datagrams: answers, dump, is_cut: true };
+        }
+        let (request, before) = (&bytes[..len], answers.len());
         // Only requests are looked at, and control messages are none.
         let outcome = match header.flags & NLM_F_REQUEST {
             0 => Ok(Answer::Nothing),
@@ -109,9 +124,10 @@ pub fn answer(mut bytes: &[u8], port: u32, service: Service) -> (Vec<Vec<u8>>, O
             Ok(Answer::Nothing) => {}
             Err(error) => answers.push(refuse(&header, request, port, error)),
         }
+        used += answers[before..].iter().map(|bytes| message_charge(bytes.len())).sum::<usize>();
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or(&[]);
     }
-    (answers, dump)
+    Answers { datagrams: answers, dump, is_cut: false }
 }
 
 /// `struct nlmsgerr` without an error: the header of the request comes back.

@@ -247,9 +247,10 @@ mod tests {
     use crate::testing::Sandbox;
 
     fn answer(requests: &[u8], port: u32) -> Vec<Vec<u8>> {
-        let (answers, dump) = crate::net::netlink_messages::answer(requests, port, carry_out);
-        assert!(dump.is_none());
-        answers
+        let room = usize::MAX;
+        let answers = crate::net::netlink_messages::answer(requests, port, room, carry_out);
+        assert!(answers.dump.is_none() && !answers.is_cut);
+        answers.datagrams
     }
 
     fn error(answers: &[Vec<u8>]) -> i32 {

@@ -239,7 +239,7 @@ mod tests {
     use crate::fs::fd_table;
     use crate::fs::file::OpenFlags;
     use crate::net::netlink_messages::tests::{header, request};
-    use crate::net::netlink_messages::{HEADER, NLMSG_DONE, answer, attribute};
+    use crate::net::netlink_messages::{Answers, HEADER, NLMSG_DONE, answer, attribute};
     use crate::net::socket::{Socket, SocketType};
     use crate::state::kernel;
     use crate::testing::Sandbox;
@@ -251,7 +251,8 @@ mod tests {
 
     /// The messages of a dump, without its end, and in how many datagrams they came.
     fn dump(body: &[u8]) -> (Vec<Vec<u8>>, usize) {
-        let (answers, dump) = answer(&request(BY_FAMILY, NLM_F_DUMP, body), 5, carry_out);
+        let Answers { datagrams: answers, dump, .. } =
+            answer(&request(BY_FAMILY, NLM_F_DUMP, body), 5, usize::MAX, carry_out);
         assert!(answers.is_empty());
         let (mut dump, mut messages, mut pieces) = (dump.unwrap(), Vec::new(), 0);
         loop {
@@ -326,7 +327,7 @@ mod tests {
     fn what_there_is_not_is_refused_and_nonsense_survived() {
         let _sandbox = Sandbox::new();
         let refused = |kind, flags, body: &[u8]| {
-            let (answers, _) = answer(&request(kind, flags, body), 5, carry_out);
+            let answers = answer(&request(kind, flags, body), 5, usize::MAX, carry_out).datagrams;
             -i32::from_ne_bytes(answers[0][HEADER..HEADER + 4].try_into().unwrap())
         };
         assert_eq!(refused(18, NLM_F_DUMP, &[0; 72]), Errno::EINVAL.0);
@@ -338,7 +339,7 @@ mod tests {
             for family in [1, 2, 10, 16] {
                 let mut body = vec![6; len];
                 body.iter_mut().take(1).for_each(|first| *first = family);
-                answer(&request(BY_FAMILY, NLM_F_DUMP, &body), 5, carry_out);
+                answer(&request(BY_FAMILY, NLM_F_DUMP, &body), 5, usize::MAX, carry_out);
             }
         }
     }

@@ -178,23 +178,21 @@ impl UdpSocket {
         if self.rank_of(from).is_none() {
             return false;
         }
-        let limit = self
-            .common
-            .options
-            .borrow_mut()
-            .receive_buffer
-            .map_or(DEFAULT_RECEIVE_BUFFER, |b| b as usize);
-        {
-            let mut inbox = self.inbox.borrow_mut();
-            if inbox.charge() > limit {
-                return true;
-            }
+        if self.has_room() {
             let from = Some(from.for_family(self.common.family));
             let ancillary = Ancillary::default();
-            inbox.push(Datagram { bytes, from, ancillary, arrival: Some(arrival) });
+            let datagram = Datagram { bytes, from, ancillary, arrival: Some(arrival) };
+            self.inbox.borrow_mut().push(datagram);
+            self.common.queue.wake_all(IN);
         }
-        self.common.queue.wake_all(IN);
         true
+    }
+
+    /// Whether a datagram that comes now is kept.
+    fn has_room(&self) -> bool {
+        let limit = self.common.options.borrow_mut().receive_buffer;
+        let limit = limit.map_or(DEFAULT_RECEIVE_BUFFER, |bytes| bytes as usize);
+        self.inbox.borrow_mut().charge() <= limit
     }
 }
 
@@ -231,7 +229,10 @@ impl UdpSocket {
             return Ok(bytes.len());
         }
         for socket in self.network.ports.receivers(to) {
-            if audience == Audience::Everybody || socket.hears(to.ip, from.ip, interface) {
+            let is_heard =
+                audience == Audience::Everybody || socket.hears(to.ip, from.ip, interface);
+            // Bytes are copied for those only that keep them.
+            if is_heard && socket.rank_of(from).is_some() && socket.has_room() {
                 let arrival = Arrival::from_sender(to.ip, departure, &self.common, &socket.common);
                 socket.deliver(from, bytes.to_vec(), arrival.over(interface));
             }
@@ -368,7 +369,10 @@ impl Protocol for UdpSocket {
         }
         let from = match message.departure.source {
             Some(ip) => local_source(ip, own)?,
-            None if own.ip.is_unspecified() => Endpoint { ip: to.ip, ..own },
+            // An address of many is none that datagrams come from.
+            None if own.ip.is_unspecified() || groups::audience(own.ip).is_some() => {
+                Endpoint { ip: to.ip, ..own }
+            }
             None => own,
         };
         let rank = |socket: &Self| socket.rank_of(from);
@@ -495,6 +499,23 @@ mod tests {
         assert_eq!(receive(&receiver, 4).unwrap().1, 0);
         assert_eq!(receive(&receiver, 4), Err(Errno::EAGAIN));
         assert_eq!(send(&sender, None, &[0; 65_508]), Err(Errno::EMSGSIZE));
+    }
+
+    #[test]
+    fn who_is_bound_to_a_group_sends_from_an_address_of_its_own() {
+        let _sandbox = Sandbox::new();
+        let (receiver, sender) = sockets();
+        let group = Endpoint { ip: [239, 1, 2, 3].into(), port: 5353 };
+        sender.bind(&SocketAddress::V4(group)).unwrap();
+        let from = || {
+            assert_eq!(send(&sender, Some(receiver.local_address()), b"x"), Ok(1));
+            receive(&receiver, 1).unwrap().2
+        };
+        let own = Endpoint { ip: [127, 0, 0, 1].into(), port: 5353 };
+        assert_eq!(from(), Some(SocketAddress::V4(own)));
+        sender.connect(&receiver.local_address(), Blocking::Yes).unwrap();
+        assert_eq!(from(), Some(SocketAddress::V4(own)));
+        assert_eq!(sender.local_address(), SocketAddress::V4(group));
     }
 
     #[test]

@@ -313,6 +313,8 @@ pub struct Process {
     pub is_init: KernelCell<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
     pub parent_death_signal: KernelCell<Option<Signal>>,
+    /// How many programs it has executed.
+    pub executions: KernelCell<u32>,
     /// The program that it has last tried to execute in vain, since there is none; empty: none. See
     /// `exec::missing`.
     pub missing_program: KernelCell<Vec<u8>>,
@@ -441,6 +443,7 @@ impl Process {
             is_subreaper: KernelCell::new(false),
             is_init: KernelCell::new(false),
             parent_death_signal: KernelCell::new(None),
+            executions: KernelCell::default(),
             missing_program: KernelCell::default(),
             oom_adjustment: KernelCell::default(),
             start_ns: crate::time::clock::boottime_ns(),

@@ -30,6 +30,9 @@ const UNSEEN: [&str; 9] = [
     "unknown_function",
 ];
 
+/// Those of them under which the function lacks something, not the gateway.
+const NOT_BEGUN: [&str; 3] = ["not_set_up", "not_fetched", "cannot_wake"];
+
 /// The other errors of the gateway.
 const OTHERS: [&str; 17] = [
     "bad_event",
@@ -61,7 +64,11 @@ pub(crate) fn gateway_error(text: &str) -> Option<&'static str> {
 pub(super) fn judge(status: u16, refusal: Option<&str>, retry_after_ms: Option<u64>) -> Outcome {
     let refusal = refusal.and_then(gateway_error);
     if let Some(error) = refusal.filter(|error| UNSEEN.contains(error)) {
-        return Outcome::Deferred(format!("the gateway had no room for it (`{error}`)"));
+        let why = match NOT_BEGUN.contains(&error) {
+            true => "the function could not be begun",
+            false => "the gateway had no room for it",
+        };
+        return Outcome::Deferred(format!("{why} (`{error}`)"));
     }
     let by = match refusal {
         Some(error) => format!("status {status} (`{error}`)"),
@@ -106,6 +113,9 @@ mod tests {
         for error in UNSEEN {
             assert!(matches!(judge(503, Some(error), None), Outcome::Deferred(_)), "{error}");
         }
+        let lacking =
+            Outcome::Deferred("the function could not be begun (`not_set_up`)".to_owned());
+        assert_eq!(judge(503, Some("not_set_up"), None), lacking);
         assert!(matches!(judge(504, Some("timeout"), None), Outcome::Failed { .. }));
         // What the gateway never says is not repeated.
         let forged = judge(404, Some("x\n2026-11-23 INFO forged"), None);

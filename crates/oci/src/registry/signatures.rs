@@ -81,13 +81,17 @@ impl Source {
                 Err(error) => why = error.to_string(),
             }
         }
-        for descriptor in self.bundles(manifest).await? {
+        let (bundles, unasked) = self.bundles(manifest).await?;
+        for descriptor in bundles {
             match self.check_bundle(&descriptor, manifest, key).await {
                 Ok(Some(Ok(()))) => return Ok(()),
                 Ok(Some(Err(reason))) => why = format!("of its signature, {reason}"),
                 Ok(None) => {}
                 Err(error) => why = error.to_string(),
             }
+        }
+        if let Some(unasked) = unasked {
+            why = unasked.to_string();
         }
         Err(OciError::Unsigned { image: self.reference.whole(), why })
     }
@@ -114,8 +118,12 @@ impl Source {
         Ok(parsed.layers)
     }
 
-    /// What refers to a manifest and may be bundles, the first ones of many: those that say so are first.
-    async fn bundles(&self, manifest: &str) -> Result<Vec<Descriptor>, OciError> {
+    /// What refers to a manifest and may be bundles, the first ones of many: those that say so are first. And
+    /// why the rest of the list is not asked for, if it is not.
+    async fn bundles(
+        &self,
+        manifest: &str,
+    ) -> Result<(Vec<Descriptor>, Option<OciError>), OciError> {
         let tag = self.tagged(bundle::referrers_tag(manifest));
         let mut page = self.referrers(manifest, &tag, OCI_IMAGE_INDEX_MEDIA_TYPE).await?;
         let mut all = Vec::new();
@@ -123,11 +131,12 @@ impl Source {
             let Some(found) = page else { break };
             add_bundles(&mut all, &found.bytes)?;
             page = match found.next {
-                Some(next) => self.page(next, &tag, OCI_IMAGE_INDEX_MEDIA_TYPE).await?,
-                None => None,
+                Ok(Some(next)) => self.page(next, &tag, OCI_IMAGE_INDEX_MEDIA_TYPE).await?,
+                Ok(None) => None,
+                Err(unasked) => return Ok((all, Some(unasked))),
             };
         }
-        Ok(all)
+        Ok((all, None))
     }
 
     /// Whether the bundle in a manifest is a key's word for another manifest; `None`: it has no bundle.

@@ -42,11 +42,11 @@ pub(crate) struct Document {
 }
 
 /// A page of a list.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Page {
     pub bytes: Vec<u8>,
-    /// The address of the next one.
-    pub next: Option<String>,
+    /// The address of the next one, or why it is not asked for.
+    pub next: Result<Option<String>, OciError>,
 }
 
 /// Whether a registry wants a token.
@@ -239,13 +239,13 @@ impl Source {
             }
         }
         let found = self.find_document(tag, &[accepted]).await?;
-        Ok(found.map(|found| Page { bytes: found.bytes, next: None }))
+        Ok(found.map(|found| Page { bytes: found.bytes, next: Ok(None) }))
     }
 
     /// A page of that index; `None`: the registry has none.
     ///
     /// # Errors
-    /// As above, and the list goes on at another registry.
+    /// As above.
     pub async fn page(
         &self,
         url: String,
@@ -260,7 +260,7 @@ impl Source {
                 "{} says that its list of signatures goes on at another place, which is not asked",
                 self.host
             ))
-        })?;
+        });
         // It has no digest.
         let read = bounded(response, MANIFEST_MAX).await;
         let bytes = self.whole_document(read)?;

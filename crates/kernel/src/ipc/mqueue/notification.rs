@@ -1,14 +1,12 @@
 //! Telling a process that a message has come to an empty queue (mq_notify(3)).
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 
 use super::queue::Queue;
 use crate::fs::file::OpenFile;
 use crate::platform::saved::Saved;
-use crate::state::kernel;
 use crate::task::Process;
 use crate::task::current_process;
-use crate::task::ids::Pid;
 use crate::task::signal::{Signal, SignalInfo, send_to_process};
 
 /// `SI_MESGQ`: sent since a message has come.
@@ -39,16 +37,28 @@ pub enum Notice {
 
 /// A process that is to be told, once.
 pub struct Registration {
-    /// The process.
-    pub pid: Pid,
+    process: Weak<Process>,
+    /// How many programs the process had executed before this one, which alone knows of the signal.
+    executions: u32,
     /// How.
-    pub notice: Notice,
+    notice: Notice,
 }
 
 impl Registration {
-    /// Whether its process has not ended: queues without a name do not hear of that.
-    pub fn is_alive(&self) -> bool {
-        kernel().tasks.process(self.pid).is_some_and(|process| !process.is_zombie())
+    /// Tells a process in this way.
+    pub fn new(process: &Arc<Process>, notice: Notice) -> Self {
+        let executions = process.executions.get();
+        Self { process: Arc::downgrade(process), executions, notice }
+    }
+
+    /// Its process, unless that has ended: queues without a name do not hear of the end.
+    pub fn process(&self) -> Option<Arc<Process>> {
+        self.process.upgrade().filter(|process| !process.is_zombie())
+    }
+
+    /// Whether it is one of this process.
+    pub fn is_of(&self, process: &Process) -> bool {
+        core::ptr::eq(self.process.as_ptr(), process)
     }
 
     /// A message has come, sent by the running process.
@@ -61,7 +71,8 @@ impl Registration {
     }
 
     fn send(&self, signal: Signal, value: u64) {
-        let Some(process) = kernel().tasks.process(self.pid) else { return };
+        let same = |process: &Arc<Process>| process.executions.get() == self.executions;
+        let Some(process) = self.process().filter(same) else { return };
         let mut info = SignalInfo::from_process(signal, SI_MESGQ, &current_process());
         info.payload[1] = value;
         send_to_process(&process, info);
@@ -94,7 +105,7 @@ fn with_end(cookie: &[u8; COOKIE_LEN], end: u8) -> [u8; COOKIE_LEN] {
 /// (mq_close(3)).
 pub fn descriptor_closed(process: &Process, open: &OpenFile) {
     if let Some(queue) = open.downcast::<Queue>() {
-        queue.forget(process.pid);
+        queue.forget(process);
     }
 }
 
@@ -102,5 +113,5 @@ pub fn descriptor_closed(process: &Process, open: &OpenFile) {
 pub fn process_ended(process: &Process) {
     let queues =
         super::all().by_name.borrow_mut().values().cloned().collect::<alloc::vec::Vec<_>>();
-    queues.iter().for_each(|queue| queue.forget(process.pid));
+    queues.iter().for_each(|queue| queue.forget(process));
 }

@@ -17,7 +17,7 @@ use crate::fs::file::{Events, File, Stat};
 use crate::fs::inode::{Attributes, Timestamp};
 use crate::io::Sink;
 use crate::sync::KernelCell;
-use crate::task::ids::Pid;
+use crate::task::Process;
 use crate::task::wait::WaitQueue;
 
 /// Priorities are below this (`MQ_PRIO_MAX`).
@@ -276,7 +276,7 @@ impl Queue {
     pub fn register(&self, registration: Registration) -> Result<()> {
         let old = {
             let mut state = self.state.borrow_mut();
-            if state.registration.as_ref().is_some_and(Registration::is_alive) {
+            if state.registration.as_ref().is_some_and(|known| known.process().is_some()) {
                 return Err(Errno::EBUSY);
             }
             state.registration.replace(registration)
@@ -286,8 +286,8 @@ impl Queue {
     }
 
     /// Tells a process nothing any more.
-    pub fn forget(&self, pid: Pid) {
-        let removed = self.state.borrow_mut().registration.take_if(|known| known.pid == pid);
+    pub fn forget(&self, process: &Process) {
+        let removed = self.state.borrow_mut().registration.take_if(|known| known.is_of(process));
         if let Some(registration) = removed {
             registration.cancel();
         }
@@ -296,7 +296,8 @@ impl Queue {
     fn status(&self) -> String {
         let state = self.state.borrow_mut();
         let (kind, signal) = state.registration.as_ref().map_or((0, 0), Registration::numbers);
-        let pid = state.registration.as_ref().map_or(0, |known| known.pid.number());
+        let process = state.registration.as_ref().and_then(Registration::process);
+        let pid = process.map_or(0, |process| process.pid.number());
         format!(
             "QSIZE:{:<10} NOTIFY:{kind:<5} SIGNO:{signal:<5} NOTIFY_PID:{pid:<6}\n",
             state.bytes
@@ -320,12 +321,11 @@ impl File for Queue {
     }
 
     fn poll(&self) -> Events {
-        let count = self.count();
         let mut events = Events::empty();
-        if count > 0 {
+        if self.count() > 0 {
             events |= Events::IN | Events::RDNORM;
         }
-        if count < self.size.messages {
+        if self.check_room().is_ok() {
             events |= Events::OUT | Events::WRNORM;
         }
         events
@@ -350,8 +350,11 @@ impl File for Queue {
 mod tests {
     use super::*;
     use crate::fs::file::OpenFlags;
+    use crate::ipc::mqueue::notification::Notice;
     use crate::ipc::mqueue::{Request, open, unlink};
     use crate::task::current_process;
+    use crate::task::signal::Signal;
+    use crate::task::thread::current;
     use crate::testing::Sandbox;
 
     fn queue(messages: u64) -> Arc<Queue> {
@@ -385,10 +388,28 @@ mod tests {
         let receiver = queue.line_up();
         queue.send(message(1, b"a")).unwrap();
         assert_eq!((queue.count(), queue.check_room()), (0, Err(Errno::EAGAIN)));
+        assert_eq!(queue.poll(), Events::empty());
         assert_eq!(queue.take_handed(&receiver), Some(message(1, b"a")));
         assert_eq!(queue.check_room(), Ok(()));
         queue.give_up(&receiver);
         assert_eq!(queue.take_handed(&receiver), None);
+    }
+
+    #[test]
+    fn the_program_that_has_asked_for_a_signal_gets_it_and_no_other() {
+        let _sandbox = Sandbox::new();
+        let (queue, thread) = (queue(4), current());
+        let process = &thread.process;
+        let signal = Signal::from_number(10).unwrap();
+        let is_told = |executions: u32| {
+            let notice = Notice::Signal(Some(signal), 7);
+            queue.register(Registration::new(process, notice)).unwrap();
+            *process.executions.borrow_mut() += executions;
+            queue.send(message(1, b"a")).unwrap();
+            queue.receive().unwrap();
+            process.signals.borrow_mut().pending.pop_front().is_some()
+        };
+        assert!(is_told(0) && !is_told(1));
     }
 
     #[test]

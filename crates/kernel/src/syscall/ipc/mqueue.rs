@@ -15,6 +15,7 @@ use crate::ipc::mqueue::{self, Request};
 use crate::net::netlink;
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
+use crate::task::thread::current;
 use crate::task::timers::clock::Clock;
 use crate::task::wait::wait_until;
 use crate::time::{Instant, Timespec};
@@ -181,10 +182,10 @@ pub fn mq_notify(fd: Fd, event: UserPtr<Event>) -> Result<()> {
     let notice = event.read_if_some()?.map(|event| event.notice()).transpose()?;
     let open = opened(fd, |_| true)?;
     let queue = queue_of(&open)?;
-    let pid = current_process().pid;
+    let process = &current().process;
     match notice {
-        None => queue.forget(pid),
-        Some(notice) => queue.register(Registration { pid, notice })?,
+        None => queue.forget(process),
+        Some(notice) => queue.register(Registration::new(process, notice))?,
     }
     Ok(())
 }
