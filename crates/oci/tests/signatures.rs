@@ -179,7 +179,7 @@ fn a_bundle_is_found_on_a_later_page_of_the_list() {
     // An address may be relative, too.
     let to_third = b"<?page=3>;title=\"a\";rel=next".to_vec();
     contents.insert(link_of(&page(2)), to_third);
-    contents.insert(page(3), index(&[good.clone()]));
+    contents.insert(page(3), index(std::slice::from_ref(&good)));
     let why = pull(contents.clone());
     assert!(!why.contains("verify_key"), "{why}");
     // Nobody else is asked, who would get the name and password.
