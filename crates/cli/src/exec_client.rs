@@ -5,7 +5,7 @@ use crate::failure::{Failure, Outcome};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use std::io::{self, ErrorKind, Read, Write, stderr, stdin, stdout};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use thaw_daemon::admin::{EXEC_PROTOCOL, Frame, Problem};
 use thaw_node::instance::InstanceState;
@@ -75,10 +75,14 @@ pub fn run(daemon: &Daemon, instance: u64, request: &ExecRequest) -> Outcome {
         true => "the sandbox ends",
         false => "the process goes on; `thaw sandbox attach` finds it",
     };
-    let started = |exec| match has_terminal {
+    let begun = Arc::new(OnceLock::new());
+    if !has_terminal {
         // The terminal in the sandbox makes signals of keys.
-        true => Ok(()),
-        false => pass_signals(daemon, instance, exec, left),
+        pass_signals(daemon, instance, begun.clone(), left)?;
+    }
+    let started = |exec| {
+        let _ = begun.set(exec);
+        Ok(())
     };
     let killed = || match request.ends_sandbox {
         true => {}
@@ -178,8 +182,13 @@ fn pass_input(to: &Mutex<Box<dyn Stream>>, has_terminal: bool) {
 
 /// Passes signals that would end this program on to a process, past its input, which it may not read.
 /// A second SIGINT ends this program, which says what becomes of the process then: it may not mind the
-/// first one.
-fn pass_signals(daemon: &Daemon, instance: u64, exec: u64, left: &'static str) -> io::Result<()> {
+/// first one. Until `begun` says which process it is, any of them ends this program.
+fn pass_signals(
+    daemon: &Daemon,
+    instance: u64,
+    begun: Arc<OnceLock<u64>>,
+    left: &'static str,
+) -> io::Result<()> {
     let ignored = ignored_signals();
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         let number = kind.as_raw_value();
@@ -189,17 +198,18 @@ fn pass_signals(daemon: &Daemon, instance: u64, exec: u64, left: &'static str) -
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut signals = runtime.block_on(async { signal(kind) })?;
-        let path = format!("/instances/{instance}/execs/{exec}/signal?number={number}");
-        let daemon = daemon.clone();
+        let (daemon, begun) = (daemon.clone(), begun.clone());
         thread::spawn(move || {
             let mut is_again = false;
             while runtime.block_on(signals.recv()).is_some() {
+                let Some(exec) = begun.get() else { std::process::exit(128 + number) };
+                let path = format!("/instances/{instance}/execs/{exec}/signal?number={number}");
                 if is_again && kind == SignalKind::interrupt() {
                     eprintln!("thaw: {left}");
                     std::process::exit(128 + number);
                 }
                 is_again = true;
-                let (daemon, path) = (daemon.clone(), path.clone());
+                let daemon = daemon.clone();
                 // A process that has just ended gets none.
                 thread::spawn(move || drop(daemon.post::<ExecInfo>(&path)));
             }
