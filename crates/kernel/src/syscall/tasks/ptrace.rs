@@ -209,7 +209,33 @@ fn remote_vectors(at: UserAddress, count: u64) -> Result<Vec<Vector>> {
 }
 
 /// Most bytes that are copied at a time.
-const PIECE: u64 = 64 << 10;
+const PIECE: usize = 64 << 10;
+
+/// Copies what `vectors` name, `room` bytes at most, piece by piece: `copy` gets where a piece is and its length, and
+/// says how much of it was copied. Once something was, what fails only ends the call.
+fn copy_pieces(
+    vectors: Vec<Vector>,
+    room: usize,
+    mut copy: impl FnMut(UserAddress, usize) -> Result<usize>,
+) -> Result<usize> {
+    let mut done = 0;
+    for Vector { mut base, mut len } in vectors {
+        while len > 0 && done < room {
+            let piece = PIECE.min(room - done).min(usize::try_from(len).unwrap_or(PIECE));
+            let count = match copy(UserAddress(base), piece) {
+                Ok(count) => count,
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            };
+            done += count;
+            if count < piece {
+                return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };
+            }
+            (base, len) = (base.wrapping_add(piece as u64), len - piece as u64);
+        }
+    }
+    Ok(done)
+}
 
 /// process_vm_readv(2).
 pub fn process_vm_readv(
@@ -226,25 +252,11 @@ pub fn process_vm_readv(
     let mut sink = Sink::user_vectors(local, local_count as usize)?;
     let vectors = remote_vectors(remote, remote_count)?;
     let program = target(pid)?;
-    let mut done = 0;
-    for Vector { mut base, mut len } in vectors {
-        while len > 0 && sink.remaining() > 0 {
-            let piece = len.min(PIECE).min(sink.remaining() as u64);
-            let mut bytes = alloc::vec![0; piece as usize];
-            let read = visit::read(&program, UserAddress(base), &mut bytes)?;
-            let count = match sink.put(&bytes[..read]) {
-                Ok(count) => count,
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
-            };
-            done += count;
-            if count < piece as usize {
-                return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };
-            }
-            (base, len) = (base.wrapping_add(piece), len - piece);
-        }
-    }
-    Ok(done)
+    copy_pieces(vectors, sink.remaining(), |from, len| {
+        let mut bytes = alloc::vec![0; len];
+        let read = visit::read(&program, from, &mut bytes)?;
+        sink.put(&bytes[..read])
+    })
 }
 
 /// process_vm_writev(2).
@@ -262,24 +274,9 @@ pub fn process_vm_writev(
     let mut source = Source::user_vectors(local, local_count as usize)?;
     let vectors = remote_vectors(remote, remote_count)?;
     let program = target(pid)?;
-    let mut done = 0;
-    for Vector { mut base, mut len } in vectors {
-        while len > 0 && source.remaining() > 0 {
-            let piece = len.min(PIECE).min(source.remaining() as u64);
-            let mut bytes = alloc::vec![0; piece as usize];
-            let taken = match source.take(&mut bytes) {
-                Ok(taken) => taken,
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
-            };
-            let to = UserAddress(base);
-            let count = visit::write(&program, to, &bytes[..taken], Access::AsGuest).unwrap_or(0);
-            done += count;
-            if count < piece as usize {
-                return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };
-            }
-            (base, len) = (base.wrapping_add(piece), len - piece);
-        }
-    }
-    Ok(done)
+    copy_pieces(vectors, source.remaining(), |to, len| {
+        let mut bytes = alloc::vec![0; len];
+        let taken = source.take(&mut bytes)?;
+        visit::write(&program, to, &bytes[..taken], Access::AsGuest)
+    })
 }
