@@ -7,22 +7,18 @@ use alloc::vec::Vec;
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 use thaw_abi::page_align_up;
 
-use super::absent::{Ranges, end_of_file};
+use super::absent::Ranges;
 use super::backing::FileBacking;
-use super::limits::GrowthLimits;
+use super::host_mapping::map_on_host;
 use super::provenance::{ImageNumbers, Provenance, Replaced};
 use super::shm;
 use super::swap;
 use super::vma::{Vma, VmaFlags, VmaMap};
 use crate::errno::{Errno, Result};
-use crate::io::Sink;
 use crate::mm::backing::MmapSource;
 use crate::mm::lazy;
-use crate::platform::machine::{
-    Gate, Machine, Memory, PROT_READ, PROT_WRITE, Sharing, SystemCallSites,
-};
+use crate::platform::machine::{Gate, Machine, Memory, PROT_WRITE, SystemCallSites};
 use crate::platform::memory::GuestRange;
-use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 
 /// `PROT_*` bits that mean something.
@@ -101,8 +97,9 @@ pub(super) struct State {
     pub(super) vmas: VmaMap,
     /// New mappings go below this address.
     mmap_top: u64,
-    brk_start: u64,
-    brk: u64,
+    /// Where the heap begins, and the program break, at which it ends.
+    pub(super) brk_start: u64,
+    pub(super) brk: u64,
     /// What is mapped from now on is locked (mlockall(2), `MCL_FUTURE`).
     locks_new: bool,
 }
@@ -288,13 +285,6 @@ impl AddressSpace {
         self.state.borrow_mut().mmap_top = mmap_top;
     }
 
-    /// Sets where the heap begins.
-    pub fn set_brk_start(&self, start: u64) {
-        let mut state = self.state.borrow_mut();
-        state.brk_start = start;
-        state.brk = start;
-    }
-
     /// Removes everything (execve).
     pub fn clear(&self) -> Result<()> {
         self.settle();
@@ -317,7 +307,7 @@ impl AddressSpace {
     }
 
     /// Frees what a removed area has used alone.
-    fn forget(&self, vma: &Vma) {
+    pub(super) fn forget(&self, vma: &Vma) {
         if shm::is_shared_anonymous(vma) {
             shm::release(vma);
         }
@@ -352,7 +342,7 @@ impl AddressSpace {
     }
 
     /// Maps a new area, which replaces what is there, or comes where nothing is.
-    fn add(&self, mut vma: Vma, replaces: bool) -> Result<()> {
+    pub(super) fn add(&self, mut vma: Vma, replaces: bool) -> Result<()> {
         let is_shared_anonymous = shm::is_shared_anonymous(&vma);
         if is_shared_anonymous {
             vma.offset = crate::state::kernel().shared_memory.take(vma.len())?;
@@ -381,7 +371,7 @@ impl AddressSpace {
         self.remove(vma.start, vma.end, &|replaced| is_whole && !shm::is_shared_anonymous(replaced))
     }
 
-    fn place(&self, placement: Placement, len: u64) -> Result<u64> {
+    pub(super) fn place(&self, placement: Placement, len: u64) -> Result<u64> {
         let state = self.state.borrow_mut();
         let check_fixed = |at: u64| {
             if at & 4095 != 0 {
@@ -460,7 +450,7 @@ impl AddressSpace {
         self.replaced_awake.borrow_mut().note(swap::epoch(), start, end, provenance);
     }
 
-    fn forget_provenance(&self, start: u64, end: u64) {
+    pub(super) fn forget_provenance(&self, start: u64, end: u64) {
         self.replaced.borrow_mut().forget(start, end);
         self.replaced_awake.borrow_mut().forget(start, end);
     }
@@ -535,7 +525,7 @@ impl AddressSpace {
 
     /// The parts of a range that exist on the host: everything except what is absent from
     /// mappings of an upper-layer file, or comes and goes by itself.
-    fn mapped_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+    pub(super) fn mapped_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut parts: Vec<(u64, u64)> = Vec::new();
         let state = self.state.borrow_mut();
         for vma in state.vmas.overlapping(start, end).filter(|vma| vma.shared_upper().is_none()) {
@@ -547,138 +537,6 @@ impl AddressSpace {
             }
         }
         parts
-    }
-
-    /// Moves the program break; returns the break that is in force.
-    pub fn brk(&self, wanted: u64, limits: GrowthLimits) -> u64 {
-        let (start, old) = {
-            let state = self.state.borrow_mut();
-            (state.brk_start, state.brk)
-        };
-        let is_refused = |len| crate::state::kernel().check_commit(len).is_err();
-        if wanted < start || wanted > GUEST_MAX || is_refused(wanted - start) {
-            return old;
-        }
-        let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));
-        if new_end > old_end {
-            let more = new_end - old_end;
-            let is_too_much = wanted - start > limits.heap
-                || limits.mapped.check(self, more, true).is_err()
-                || self.locks_new() && limits.locked.check_growth(self, more).is_err();
-            if is_too_much {
-                return old;
-            }
-            let request = MapRequest {
-                placement: Placement::FixedNoReplace(old_end),
-                len: new_end - old_end,
-                prot: PROT_READ | PROT_WRITE,
-                flags: VmaFlags::HEAP,
-                file: None,
-                offset: 0,
-            };
-            if self.map(request).is_err() {
-                return old;
-            }
-        } else if new_end < old_end && self.unmap(new_end, old_end - new_end).is_err() {
-            return old;
-        }
-        self.state.borrow_mut().brk = wanted;
-        wanted
-    }
-
-    /// mremap(2) for somebody who may lock as much as `limit` says.
-    pub fn remap(
-        &self,
-        old: u64,
-        old_len: u64,
-        new_len: u64,
-        how: Remap,
-        limits: GrowthLimits,
-    ) -> Result<u64> {
-        if old & 4095 != 0 {
-            return Err(Errno::EINVAL);
-        }
-        let old_len = page_align_up(old_len).ok_or(Errno::EINVAL)?;
-        let new_len = page_align_up(new_len).filter(|&len| len > 0).ok_or(Errno::EINVAL)?;
-        let old_end = old.checked_add(old_len).ok_or(Errno::EINVAL)?;
-        if new_len > GUEST_MAX {
-            return Err(Errno::EINVAL);
-        }
-        let vma = self.state.borrow_mut().vmas.find(old).cloned().ok_or(Errno::EFAULT)?;
-        if old_len == 0 {
-            // Duplicating a shared mapping needs pages that two mappings share.
-            return Err(Errno::EINVAL);
-        }
-        let parts = self.state.borrow_mut().vmas.within_one(old, old_end).ok_or(Errno::EFAULT)?;
-        let last = self.find(old_end - 1).ok_or(Errno::EFAULT)?;
-        if new_len > old_len {
-            limits.check(self, &vma, new_len - old_len)?;
-        }
-        let to = match how {
-            Remap::Fixed(to) => {
-                if to & 4095 != 0
-                    || to.checked_add(new_len).is_none_or(|end| end > GUEST_MAX)
-                    || to < GUEST_MIN
-                {
-                    return Err(Errno::EINVAL);
-                }
-                if to < old_end && old < to + new_len {
-                    return Err(Errno::EINVAL);
-                }
-                self.unmap(to, new_len)?;
-                to
-            }
-            _ if new_len == old_len => return Ok(old),
-            _ if new_len < old_len => {
-                self.unmap(old + new_len, old_len - new_len)?;
-                return Ok(old);
-            }
-            _ if old_end == last.end && self.can_extend(old_end, old + new_len) => {
-                self.extend(&last, old_end, old + new_len)?;
-                return Ok(old);
-            }
-            Remap::InPlace => return Err(Errno::ENOMEM),
-            Remap::MayMove => self.place(Placement::Hint(0), new_len)?,
-        };
-        let kept = old_len.min(new_len);
-        self.settle();
-        lazy::map_range(old, old_end);
-        self.recall_shared(old, old_end);
-        self.move_parts(&self.mapped_parts(old, old + kept), to.wrapping_sub(old))?;
-        self.move_absent(old, kept, to);
-        self.absent.borrow_mut().remove(old, old_end);
-        self.state.borrow_mut().vmas.remove(old, old_end);
-        self.forget_provenance(old, old_end);
-        self.note_replaced(to, to + kept, Provenance::Moved);
-        if old_len > kept {
-            Machine::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
-        }
-        for part in parts {
-            if part.start < old + kept {
-                let part = part.part(old, old + kept);
-                let moved = Vma { start: part.start - old + to, end: part.end - old + to, ..part };
-                self.state.borrow_mut().vmas.insert(moved);
-            }
-            if part.end > old + kept {
-                self.forget(&part.part(old + kept, old_end));
-            }
-        }
-        if new_len > kept {
-            let last = self.find(to + kept - 1).ok_or(Errno::EFAULT)?;
-            self.extend(&last, to + kept, to + new_len)?;
-        }
-        Ok(to)
-    }
-
-    fn can_extend(&self, from: u64, to: u64) -> bool {
-        to <= GUEST_MAX && self.state.borrow_mut().vmas.is_free(from, to)
-    }
-
-    /// Lets an area grow: more of the same file, or zeros.
-    fn extend(&self, vma: &Vma, from: u64, to: u64) -> Result<()> {
-        // Of shared anonymous memory, what lies behind the old offsets belongs to others.
-        let offset = vma.offset + (from - vma.start);
-        self.add(Vma { start: from, end: to, offset, ..vma.clone() }, false)
     }
 
     /// `MADV_DONTNEED` and `MADV_FREE`: anonymous memory reads as zeros again,
@@ -790,17 +648,6 @@ impl AddressSpace {
     }
 }
 
-/// How `mremap` may move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Remap {
-    /// Grow or shrink where it is.
-    InPlace,
-    /// `MREMAP_MAYMOVE`.
-    MayMove,
-    /// `MREMAP_FIXED`.
-    Fixed(u64),
-}
-
 /// The end of a page range, `EINVAL` if it is not one of the guest's.
 fn check_range(start: u64, len: u64) -> Result<u64> {
     if start & 4095 != 0 || len == 0 {
@@ -815,60 +662,4 @@ fn recall(vma: &Vma, start: u64, end: u64) {
     if let Some(file) = vma.shared_upper() {
         file.recall(start.max(vma.start), end.min(vma.end));
     }
-}
-
-/// Makes the host mapping of an area, and returns the end of what it has now. Pages behind
-/// the end of an upper-layer file are left out: touching them must be a `SIGBUS`.
-fn map_on_host(vma: &mut Vma) -> Result<u64> {
-    let sharing =
-        if vma.flags.contains(VmaFlags::SHARED) { Sharing::Shared } else { Sharing::Private };
-    if shm::is_shared_anonymous(vma) {
-        return shm::map(vma).map(|()| vma.end);
-    }
-    let Some(file) = vma.file.clone() else {
-        vma.flags.remove(VmaFlags::FROM_IMAGE);
-        return Machine::map_anonymous(vma.range()?, vma.prot, sharing).map(|()| vma.end);
-    };
-    match &file.source {
-        MmapSource::Zero => {
-            vma.file = None;
-            Machine::map_anonymous(vma.range()?, vma.prot, sharing)?;
-        }
-        MmapSource::Blob(blob) => {
-            let fd = crate::host::blobs::descriptor(*blob)?;
-            Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)?;
-        }
-        MmapSource::HostFile(path) => {
-            let fd = crate::host::files::descriptor(path)?;
-            Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)?;
-        }
-        MmapSource::Upper(upper) => {
-            if sharing == Sharing::Shared {
-                // Pages come in when they are touched.
-                return Ok(vma.start);
-            }
-            let end = end_of_file(vma, upper.len());
-            if end < vma.end {
-                // What an earlier mapping has there is behind the end of its file by now.
-                Machine::unmap(GuestRange::new(end, vma.end - end)?)?;
-            }
-            if end == vma.start {
-                return Ok(end);
-            }
-            let len = end - vma.start;
-            let range = GuestRange::new(vma.start, len)?;
-            Machine::map_anonymous(range, PROT_READ | PROT_WRITE, Sharing::Private)?;
-            let mut sink = Sink::user(UserAddress(vma.start), len as usize)?;
-            let mut at = vma.offset;
-            while sink.remaining() > 0 {
-                match upper.read_at(&mut sink, at)? {
-                    0 => break,
-                    count => at += count as u64,
-                }
-            }
-            Machine::protect(range, vma.prot)?;
-            return Ok(end);
-        }
-    }
-    Ok(vma.end)
 }
