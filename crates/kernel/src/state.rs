@@ -41,6 +41,8 @@ pub struct Kernel {
     pub net: crate::net::Network,
     /// Host name, as in uname(2).
     pub hostname: KernelCell<Vec<u8>>,
+    /// NIS domain name; empty: none was set.
+    pub domainname: KernelCell<Vec<u8>>,
     /// Clock offsets.
     pub clocks: crate::time::clock::Clocks,
     /// Random numbers for the guest.
@@ -112,6 +114,12 @@ impl Config {
 }
 
 impl Kernel {
+    /// The NIS domain name, as uname(2) has it.
+    pub fn shown_domainname(&self) -> Vec<u8> {
+        let name = self.domainname.borrow_mut().clone();
+        if name.is_empty() { b"(none)".to_vec() } else { name }
+    }
+
     /// The state of a fresh sandbox, still without file systems: those take pages for
     /// what they create, so the root must be installed before they are put together.
     pub fn new(config: Config, random: Generator, pages: PageAllocator) -> Self {
@@ -120,6 +128,7 @@ impl Kernel {
             fs: Late::empty(),
             net: Default::default(),
             hostname: Default::default(),
+            domainname: Default::default(),
             clocks: Default::default(),
             random: KernelCell::new(random),
             pages: KernelCell::new(pages),

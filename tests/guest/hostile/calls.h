@@ -165,7 +165,9 @@
     CALL(164, settimeofday, "xx") \
     CALL(165, mount, "sssxx") \
     CALL(166, umount2, "sx") \
+    CALL(169, reboot, "xxx") \
     CALL(170, sethostname, "si") \
+    CALL(171, setdomainname, "si") \
     CALL(186, gettid, "") \
     CALL(187, readahead, "fii") \
     CALL(188, setxattr, "ssxix") \

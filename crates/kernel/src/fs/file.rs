@@ -240,6 +240,11 @@ pub trait File: Any + Saved + Send + Sync {
         None
     }
 
+    /// What `/proc/PID/fdinfo/N` says besides position and flags (proc_pid_fdinfo(5)): whole lines.
+    fn details(&self) -> String {
+        String::new()
+    }
+
     /// What `/proc/self/fd/N` shows for files without a path, such as
     /// `pipe:[7]` or `anon_inode:[eventfd]`.
     fn description(&self) -> String;
@@ -367,11 +372,11 @@ impl OpenFile {
 
     /// pread(2).
     pub fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
-        if !self.flags().can_read() {
-            return Err(Errno::EBADF);
-        }
         if !self.file.seekable() {
             return Err(Errno::ESPIPE);
+        }
+        if !self.flags().can_read() {
+            return Err(Errno::EBADF);
         }
         let count = self.file.read(sink, offset)?;
         self.note_read(count);
@@ -450,11 +455,11 @@ impl OpenFile {
 
     /// pwrite(2).
     pub fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
-        if !self.flags().can_write() {
-            return Err(Errno::EBADF);
-        }
         if !self.file.seekable() {
             return Err(Errno::ESPIPE);
+        }
+        if !self.flags().can_write() {
+            return Err(Errno::EBADF);
         }
         // pwrite(2), BUGS: O_APPEND wins over the offset.
         let append = self.flags().contains(OpenFlags::APPEND);

@@ -6,6 +6,7 @@
 //! to those of the file itself.
 
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::format;
 use alloc::string::String;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -14,10 +15,11 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use bitflags::bitflags;
 
 use super::file::{Events, File};
-use super::inode::Inode;
+use super::inode::{Attributes, Inode};
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
+use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
@@ -186,6 +188,21 @@ impl Watches {
         }
         self.instances.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(Inotify::default()))
+    }
+
+    /// The lines of an instance in `/proc/PID/fdinfo`: its watches.
+    fn details(&self, instance: &Inotify) -> String {
+        let watches = instance.watches.borrow_mut().clone();
+        let table = self.by_inode.borrow_mut();
+        let line = |watch: &i32, watched: &Watched| {
+            let mark = watched.marks.iter().find(|mark| mark.is_of(instance))?;
+            let Attributes { ino, dev, .. } = watched.inode.attributes();
+            let mask = mark.mask.bits();
+            Some(format!(
+                "inotify wd:{watch} ino:{ino:x} sdev:{dev:x} mask:{mask:x} ignored_mask:0\n"
+            ))
+        };
+        watches.iter().filter_map(|(watch, key)| line(watch, table.get(key)?)).collect()
     }
 
     /// Watches an inode; returns the watch descriptor.
@@ -372,6 +389,10 @@ impl File for Inotify {
         }
         let bytes: usize = self.queue.borrow_mut().iter().map(Event::len).sum();
         argument.write(&(bytes as i32)).map(|()| 0)
+    }
+
+    fn details(&self) -> String {
+        kernel().fs.watches.details(self)
     }
 
     fn description(&self) -> String {

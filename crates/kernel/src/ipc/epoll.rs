@@ -6,6 +6,7 @@
 //! level-triggered ones back. Nothing here allocates after the item was added.
 
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -354,6 +355,16 @@ impl File for Epoll {
 
     fn wait_queue(&self) -> Option<&WaitQueue> {
         Some(&self.shared.queue)
+    }
+
+    fn details(&self) -> String {
+        let items = self.shared.state.borrow_mut().items.clone();
+        let line = |(fd, _): &Key, item: &Item| {
+            let interest = item.interest.get();
+            let events = interest.events.bits() | interest.mode.bits();
+            format!("tfd: {fd:8} events: {events:8x} data: {:16x} \n", interest.data)
+        };
+        items.iter().map(|(key, item)| line(key, item)).collect()
     }
 
     fn description(&self) -> String {

@@ -1,5 +1,6 @@
 //! eventfd(2): a counter that can be waited for.
 
+use alloc::format;
 use alloc::string::{String, ToString};
 
 use crate::errno::{Errno, Result};
@@ -97,6 +98,10 @@ impl File for EventFd {
 
     fn wait_queue(&self) -> Option<&WaitQueue> {
         Some(&self.queue)
+    }
+
+    fn details(&self) -> String {
+        format!("eventfd-count: {:16x}\n", self.count.get())
     }
 
     fn description(&self) -> String {

@@ -1,5 +1,6 @@
 //! Descriptors of processes: pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2).
 
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 
@@ -7,6 +8,7 @@ use crate::args::{Fd, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags};
+use crate::state::kernel;
 use crate::task::process::Process;
 use crate::task::wait::WaitQueue;
 
@@ -23,6 +25,14 @@ impl File for PidFd {
 
     fn wait_queue(&self) -> Option<&WaitQueue> {
         Some(&self.process.released)
+    }
+
+    fn details(&self) -> String {
+        // As Linux, which shows a process that was waited for as -1.
+        match kernel().tasks.process(self.process.pid) {
+            Some(_) => format!("Pid:\t{0}\nNSpid:\t{0}\n", self.process.pid.number()),
+            None => "Pid:\t-1\nNSpid:\t-1\n".to_string(),
+        }
     }
 
     fn description(&self) -> String {

@@ -1,5 +1,6 @@
 //! signalfd(2): pending signals that are read.
 
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 
@@ -121,6 +122,10 @@ impl File for SignalFd {
 
     fn wait_queue(&self) -> Option<&WaitQueue> {
         Some(&self.arrived)
+    }
+
+    fn details(&self) -> String {
+        format!("sigmask:\t{:016x}\n", self.mask.get())
     }
 
     fn description(&self) -> String {

@@ -3,9 +3,11 @@
 //! As in Linux' `fs/timerfd.c`, a periodic timer that has expired is not set
 //! again before it is read: what happened in between is computed then.
 
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::{Arc, Weak};
 
+use crate::args::ClockId;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File};
 use crate::io::Sink;
@@ -147,6 +149,24 @@ impl File for TimerFd {
 
     fn wait_queue(&self) -> Option<&WaitQueue> {
         Some(&self.shared.queue)
+    }
+
+    fn details(&self) -> String {
+        let TimerSpec { interval, value } = self.get();
+        let clock = match self.clock {
+            Clock::Realtime => ClockId::REALTIME,
+            Clock::Boottime => ClockId::BOOTTIME,
+            _ => ClockId::MONOTONIC,
+        };
+        format!(
+            "clockid: {}\nticks: {}\nsettime flags: 00\nit_value: ({}, {})\nit_interval: ({}, {})\n",
+            clock.0,
+            self.shared.schedule.get().ticks,
+            value.seconds,
+            value.nanoseconds,
+            interval.seconds,
+            interval.nanoseconds
+        )
     }
 
     fn description(&self) -> String {

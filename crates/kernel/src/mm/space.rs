@@ -343,6 +343,7 @@ impl AddressSpace {
 
     /// Maps a new area, which replaces what is there, or comes where nothing is.
     pub(super) fn add(&self, mut vma: Vma, replaces: bool) -> Result<()> {
+        self.state.borrow_mut().vmas.check_count()?;
         let is_shared_anonymous = shm::is_shared_anonymous(&vma);
         if is_shared_anonymous {
             vma.offset = crate::state::kernel().shared_memory.take(vma.len())?;
@@ -410,6 +411,7 @@ impl AddressSpace {
     /// Removes all mappings in a range; parts that are not mapped do not matter.
     pub fn unmap(&self, start: u64, len: u64) -> Result<()> {
         let end = check_range(start, len)?;
+        self.state.borrow_mut().vmas.check_split(start, end)?;
         self.remove(start, end, &|_| false)
     }
 
@@ -485,6 +487,7 @@ impl AddressSpace {
         let covered_end;
         {
             let state = self.state.borrow_mut();
+            state.vmas.check_split(start, end)?;
             covered_end = state.vmas.covered_end(start, end);
             for vma in state.vmas.overlapping(start, covered_end) {
                 let shared_file =
@@ -565,6 +568,11 @@ impl AddressSpace {
             }
         }
         Ok(())
+    }
+
+    /// Whether any area that has pages in a range is such.
+    pub fn any_in(&self, start: u64, end: u64, is_such: &dyn Fn(&Vma) -> bool) -> bool {
+        self.state.borrow_mut().vmas.overlapping(start, end).any(is_such)
     }
 
     /// Whether every page of a range is mapped.

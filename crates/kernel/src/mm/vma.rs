@@ -6,12 +6,13 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use bitflags::bitflags;
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 
 use super::backing::{FileBacking, MmapSource, UpperPages};
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::platform::memory::GuestRange;
 
 bitflags! {
@@ -113,16 +114,33 @@ impl Vma {
     }
 }
 
+/// Most areas of an address space. Linux has `vm.max_map_count`, 65,530, for each process, and the kernel
+/// of the sandbox needs some mappings of those of the host process.
+pub const AREAS_MAX: usize = 64_000;
+
 /// The areas of an address space, by address.
 #[derive(Default, Clone)]
 pub struct VmaMap {
     areas: BTreeMap<u64, Vma>,
+    /// A range without a free page, where the search for one need not look.
+    full: Range<u64>,
 }
 
 impl VmaMap {
     /// A map without areas.
     pub const fn empty() -> Self {
-        Self { areas: BTreeMap::new() }
+        Self { areas: BTreeMap::new(), full: 0..0 }
+    }
+
+    /// `ENOMEM` if there are too many areas for one more, with the two that it may split.
+    pub fn check_count(&self) -> Result<()> {
+        if self.areas.len() + 3 > AREAS_MAX { Err(Errno::ENOMEM) } else { Ok(()) }
+    }
+
+    /// The same for a change of a range: one that splits no area is always possible.
+    pub fn check_split(&self, start: u64, end: u64) -> Result<()> {
+        let is_within = |at| self.find(at).is_some_and(|vma| vma.start != at);
+        if is_within(start) || is_within(end) { self.check_count() } else { Ok(()) }
     }
 
     /// The area that contains `address`.
@@ -169,6 +187,7 @@ impl VmaMap {
 
     /// Adds an area to a free range, merging it with its neighbours.
     pub fn insert(&mut self, mut vma: Vma) {
+        self.note_full(vma.start, vma.end);
         if let Some((&start, before)) = self.areas.range(..vma.start).next_back()
             && before.can_merge_with(&vma)
         {
@@ -185,6 +204,26 @@ impl VmaMap {
             self.areas.remove(&after_start);
         }
         self.areas.insert(vma.start, vma);
+    }
+
+    fn note_full(&mut self, start: u64, end: u64) {
+        if end == self.full.start {
+            self.full.start = start;
+        } else if start == self.full.end {
+            self.full.end = end;
+        } else if self.full.is_empty() {
+            self.full = start..end;
+        }
+    }
+
+    /// Of the full range only the larger part beside what becomes free goes on.
+    fn note_free(&mut self, start: u64, end: u64) {
+        if start < self.full.end && self.full.start < end {
+            let below = self.full.start..start.max(self.full.start);
+            let above = end.min(self.full.end)..self.full.end;
+            let len = |range: &Range<u64>| range.end - range.start;
+            self.full = if len(&below) > len(&above) { below } else { above };
+        }
     }
 
     /// Splits areas so that `at` is a boundary.
@@ -205,6 +244,11 @@ impl VmaMap {
 
     /// Removes a range and returns what was there.
     pub fn remove(&mut self, start: u64, end: u64) -> Vec<Vma> {
+        self.note_free(start, end);
+        self.take(start, end)
+    }
+
+    fn take(&mut self, start: u64, end: u64) -> Vec<Vma> {
         self.split(start);
         self.split(end);
         let keys: Vec<u64> = self.areas.range(start..end).map(|(&key, _)| key).collect();
@@ -213,7 +257,7 @@ impl VmaMap {
 
     /// Changes the areas of a range, splitting and merging as needed.
     pub fn update(&mut self, start: u64, end: u64, mut change: impl FnMut(&mut Vma)) {
-        for mut vma in self.remove(start, end) {
+        for mut vma in self.take(start, end) {
             change(&mut vma);
             self.insert(vma);
         }
@@ -226,7 +270,11 @@ impl VmaMap {
     /// The highest free range of `len` bytes below `ceiling`.
     pub fn find_free_below(&self, ceiling: u64, len: u64) -> Option<u64> {
         let mut end = ceiling.min(GUEST_MAX);
-        for vma in self.areas.range(..end).rev().map(|(_, vma)| vma) {
+        loop {
+            if self.full.start < end && end <= self.full.end {
+                end = self.full.start;
+            }
+            let Some((_, vma)) = self.areas.range(..end).next_back() else { break };
             if vma.end < end && end - vma.end >= len {
                 return Some(end - len);
             }
@@ -311,6 +359,42 @@ mod tests {
         assert!(map.within_one(BASE + 0x3000, BASE + 0x5000).is_none(), "another protection");
         assert!(map.within_one(BASE - 0x1000, BASE + 0x1000).is_none(), "a hole");
         assert!(map.within_one(BASE + 0x5000, BASE + 0x6000).is_none(), "nothing");
+    }
+
+    #[test]
+    fn what_is_full_is_passed_over_and_what_became_free_is_found() {
+        let mut map = VmaMap::default();
+        let ceiling = BASE + 0x10_0000;
+        let page = |n: u64| ceiling - n * 0x1000;
+        for n in 1..=8 {
+            // Neighbours do not merge.
+            assert_eq!(map.find_free_below(ceiling, 0x1000), Some(page(n)));
+            map.insert(anonymous(page(n), page(n - 1), (n % 2) as u32));
+        }
+        assert_eq!(map.full, page(8)..ceiling);
+        map.remove(page(3), page(2));
+        assert_eq!(map.full, page(8)..page(3), "the larger part");
+        assert_eq!(map.find_free_below(ceiling, 0x2000), Some(page(10)));
+        assert_eq!(map.find_free_below(ceiling, 0x1000), Some(page(3)));
+        map.insert(anonymous(page(3), page(2), 1));
+        assert_eq!(map.find_free_below(ceiling, 0x1000), Some(page(9)));
+        map.remove(page(8), ceiling);
+        assert!(map.full.is_empty());
+        assert_eq!(map.find_free_below(ceiling, 0x1000), Some(page(1)));
+    }
+
+    #[test]
+    fn no_address_space_has_more_areas_than_the_host_may_map() {
+        let mut map = VmaMap::default();
+        let areas = (AREAS_MAX - 3) as u64;
+        (0..areas)
+            .for_each(|n| map.insert(anonymous(BASE + n * 0x2000, BASE + n * 0x2000 + 0x1000, 3)));
+        assert_eq!(map.check_count(), Ok(()));
+        map.insert(anonymous(BASE + areas * 0x2000, BASE + areas * 0x2000 + 0x3000, 3));
+        assert_eq!(map.check_count(), Err(Errno::ENOMEM));
+        let last = BASE + areas * 0x2000;
+        assert_eq!(map.check_split(last + 0x1000, last + 0x2000), Err(Errno::ENOMEM));
+        assert_eq!(map.check_split(BASE, last + 0x3000), Ok(()), "what removes whole areas");
     }
 
     #[test]

@@ -231,11 +231,20 @@ impl SocketAddress {
         if at.is_null() {
             return Ok(());
         }
-        let room = usize::try_from(len.read()?).map_err(|_| Errno::EINVAL)?;
-        let bytes = self.encode();
-        at.write_slice(&bytes[..bytes.len().min(room)])?;
-        len.write(&(bytes.len() as i32))
+        store(&self.encode(), at, len)
     }
+
+    /// Stores that there is none, as [`SocketAddress::to_user`] an address.
+    pub fn none_to_user(at: UserPtr<u8>, len: UserPtr<i32>) -> Result<()> {
+        if at.is_null() { Ok(()) } else { store(&[], at, len) }
+    }
+}
+
+/// Stores as much of an encoded address as there is room for, which `len` says, and in `len` how long it is.
+fn store(bytes: &[u8], at: UserPtr<u8>, len: UserPtr<i32>) -> Result<()> {
+    let room = usize::try_from(len.read()?).map_err(|_| Errno::EINVAL)?;
+    at.write_slice(&bytes[..bytes.len().min(room)])?;
+    len.write(&(bytes.len() as i32))
 }
 
 #[cfg(test)]

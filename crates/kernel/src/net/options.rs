@@ -44,6 +44,8 @@ pub const MULTICAST_LOOP_V6: Name = (SOL_IPV6, 19);
 pub const MULTICAST_ALL_V6: Name = (SOL_IPV6, 29);
 /// `IPV6_V6ONLY`.
 pub const V6ONLY: Name = (SOL_IPV6, 26);
+/// `UDP_CORK` (udp(7)).
+pub const UDP_CORK: Name = (SOL_UDP, 1);
 
 const SO_TYPE: i32 = 3;
 const SO_ERROR: i32 = 4;

@@ -2,6 +2,7 @@
 //! [`super::udp_outside`].
 
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use super::address::{AF_INET6, Endpoint, SocketAddress};
@@ -51,9 +52,18 @@ pub struct UdpSocket {
     common: Common,
     network: Arc<UdpNetwork>,
     inbox: KernelCell<Inbox>,
+    /// What waits for the rest of its datagram.
+    corked: KernelCell<Option<Corked>>,
     state: KernelCell<State>,
     /// Ways to the outside.
     flows: Flows,
+}
+
+/// The beginning of a datagram of which more will follow (`MSG_MORE` of send(2), `UDP_CORK` of udp(7)).
+struct Corked {
+    to: Endpoint,
+    departure: Departure,
+    bytes: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -80,6 +90,7 @@ impl UdpNetwork {
             common: Common::new(family, SocketType::Datagram, self.protocol, inodes.next()),
             network: self.clone(),
             inbox: KernelCell::default(),
+            corked: KernelCell::new(None),
             state: KernelCell::default(),
             flows: Flows::default(),
         })
@@ -174,7 +185,7 @@ impl UdpSocket {
     }
 
     /// Takes a datagram in; `false` if this socket listens to another peer.
-    fn deliver(&self, from: Endpoint, bytes: alloc::vec::Vec<u8>, arrival: Arrival) -> bool {
+    fn deliver(&self, from: Endpoint, bytes: Vec<u8>, arrival: Arrival) -> bool {
         if self.rank_of(from).is_none() {
             return false;
         }
@@ -261,6 +272,55 @@ impl UdpSocket {
         let hears_all = self.is_on(option, true);
         self.common.groups.borrow_mut().hears(group, source, interface, hears_all)
     }
+}
+
+impl UdpSocket {
+    /// Sends a datagram.
+    fn transmit(&self, Corked { to, departure, bytes }: Corked) -> Result<()> {
+        let own = self.bound_or_any()?;
+        if let Some(audience) = groups::audience(to.ip) {
+            return self.send_to_many(audience, to, &bytes, &departure).map(drop);
+        }
+        let asked = if to.port == DNS_PORT { looked_up(&bytes) } else { None };
+        if self.flows.is_client(to) {
+            return self.flows.send_to_client(to, &bytes);
+        }
+        if !to.is_local() {
+            return self.flows.send(to, &bytes, &self.common.queue);
+        }
+        let from = match departure.source {
+            Some(ip) => local_source(ip, own)?,
+            // An address of many is none that datagrams come from.
+            None if own.ip.is_unspecified() || groups::audience(own.ip).is_some() => {
+                Endpoint { ip: to.ip, ..own }
+            }
+            None => own,
+        };
+        let rank = |socket: &Self| socket.rank_of(from);
+        let delivered = self.network.ports.receiver(to, rank).is_some_and(|socket| {
+            let arrival = Arrival::from_sender(to.ip, &departure, &self.common, &socket.common);
+            socket.deliver(from, bytes, arrival)
+        });
+        if !delivered && to.port == DNS_PORT {
+            super::outside::no_way_to_look_up(asked.as_deref());
+        }
+        if !delivered && self.state.get().peer == Some(to) {
+            // "Port unreachable" comes back, and a connected socket hears of it.
+            *self.common.error.borrow_mut() = Some(Errno::ECONNREFUSED);
+            self.common.queue.wake_all(IN | OUT | Events::ERR);
+        }
+        Ok(())
+    }
+}
+
+/// Adds what is sent to a datagram; returns how much that is.
+fn add(source: &mut Source<'_>, bytes: &mut Vec<u8>) -> Result<usize> {
+    if source.remaining() > DATAGRAM_MAX - bytes.len() {
+        return Err(Errno::EMSGSIZE);
+    }
+    let more = source.take_all(DATAGRAM_MAX)?;
+    bytes.extend_from_slice(&more);
+    Ok(more.len())
 }
 
 /// The endpoint of a datagram that says which address it comes from; `EINVAL` if
@@ -354,42 +414,27 @@ impl Protocol for UdpSocket {
         if state.writing_shut {
             return Err(Errno::EPIPE);
         }
-        let own = self.bound_or_any()?;
-        let bytes = source.take_all(DATAGRAM_MAX)?;
-        if let Some(audience) = groups::audience(to.ip) {
-            return self.send_to_many(audience, to, &bytes, &message.departure);
-        }
-        let asked = if to.port == DNS_PORT { looked_up(&bytes) } else { None };
-        let len = bytes.len();
-        if self.flows.is_client(to) {
-            return self.flows.send_to_client(to, &bytes).map(|()| len);
-        }
-        if !to.is_local() {
-            return self.flows.send(to, &bytes, &self.common.queue).map(|()| len);
-        }
-        let from = match message.departure.source {
-            Some(ip) => local_source(ip, own)?,
-            // An address of many is none that datagrams come from.
-            None if own.ip.is_unspecified() || groups::audience(own.ip).is_some() => {
-                Endpoint { ip: to.ip, ..own }
-            }
-            None => own,
-        };
-        let rank = |socket: &Self| socket.rank_of(from);
-        let delivered = self.network.ports.receiver(to, rank).is_some_and(|socket| {
-            let arrival =
-                Arrival::from_sender(to.ip, &message.departure, &self.common, &socket.common);
-            socket.deliver(from, bytes, arrival)
-        });
-        if !delivered && to.port == DNS_PORT {
-            super::outside::no_way_to_look_up(asked.as_deref());
-        }
-        if !delivered && state.peer == Some(to) {
-            // "Port unreachable" comes back, and a connected socket hears of it.
-            *self.common.error.borrow_mut() = Some(Errno::ECONNREFUSED);
-            self.common.queue.wake_all(IN | OUT | Events::ERR);
+        let begun = self.corked.borrow_mut().take();
+        let mut whole =
+            begun.unwrap_or(Corked { to, departure: message.departure, bytes: Vec::new() });
+        // As on Linux, an error takes the beginning with it.
+        let len = add(source, &mut whole.bytes)?;
+        if message.flags.contains(MessageFlags::MORE) || self.is_on(options::UDP_CORK, false) {
+            *self.corked.borrow_mut() = Some(whole);
+        } else {
+            self.transmit(whole)?;
         }
         Ok(len)
+    }
+
+    fn options_changed(&self) {
+        if self.is_on(options::UDP_CORK, false) {
+            return;
+        }
+        let begun = self.corked.borrow_mut().take();
+        if let Some(error) = begun.and_then(|whole| self.transmit(whole).err()) {
+            *self.common.error.borrow_mut() = Some(error);
+        }
     }
 
     fn receive(&self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {

@@ -90,10 +90,11 @@ fn info(pid: Pid, fd: i32) -> Result<Vec<u8>> {
     let path = OpenFileInode::path(&open);
     let mount = mount_of(path.dentry()).map_or(0, |mount| mount.id);
     let text = alloc::format!(
-        "pos:\t{}\nflags:\t0{:o}\nmnt_id:\t{mount}\nino:\t{}\n",
+        "pos:\t{}\nflags:\t0{:o}\nmnt_id:\t{mount}\nino:\t{}\n{}",
         open.position(),
         flags.bits(),
-        path.inode().attributes().ino
+        path.inode().attributes().ino,
+        open.file.details()
     );
     Ok(text.into_bytes())
 }

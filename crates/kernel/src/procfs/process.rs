@@ -121,11 +121,17 @@ const FILES: &[(&str, u32, Content)] = &[
     ("mountinfo", 0o444, system::mountinfo),
     ("mounts", 0o444, system::mounts),
     ("mountstats", 0o400, system::mountstats),
+    ("personality", 0o400, |_, process| {
+        Ok(alloc::format!("{:08x}\n", process.personality.get()).into_bytes())
+    }),
     ("smaps", 0o444, memory::smaps),
     ("smaps_rollup", 0o444, memory::smaps_rollup),
     ("stat", 0o444, status::stat),
     ("statm", 0o444, memory::statm),
     ("status", 0o444, status::status),
+    ("timerslack_ns", 0o444, |thread, _| {
+        Ok(alloc::format!("{}\n", thread.timer_slack.get().current_ns).into_bytes())
+    }),
 ];
 
 /// Files that are the same for every process, also for one that has ended.
@@ -134,11 +140,9 @@ const CONSTANT: &[(&str, u32, &str)] = &[
     ("cpuset", 0o444, "/\n"),
     ("gid_map", 0o444, "         0          0 4294967295\n"),
     ("oom_score", 0o444, "0\n"),
-    ("personality", 0o400, "00000000\n"),
     ("projid_map", 0o444, "         0          0 4294967295\n"),
     ("schedstat", 0o444, "0 0 0\n"),
     ("setgroups", 0o444, "allow\n"),
-    ("timerslack_ns", 0o444, "50000\n"),
     ("uid_map", 0o444, "         0          0 4294967295\n"),
     ("wchan", 0o444, "0"),
 ];

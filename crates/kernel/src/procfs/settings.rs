@@ -33,7 +33,7 @@ const KERNEL: &[Item] = &[
     text("core_pattern", "core\n"),
     text("core_uses_pid", "0\n"),
     text("dmesg_restrict", "1\n"),
-    text("domainname", "(none)\n"),
+    file("domainname", || Ok([&*kernel().shown_domainname(), b"\n"].concat())),
     Item { name: "hostname", kind: Kind::Setting(hostname, set_hostname) },
     text("io_uring_disabled", "2\n"),
     text("kptr_restrict", "1\n"),

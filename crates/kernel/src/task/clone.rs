@@ -325,6 +325,7 @@ fn new_thread(request: &Request, tid: Tid, process: Arc<Process>) -> Arc<Thread>
     let thread = Thread::new(tid, process, frame);
     thread.name.set(maker.name.get());
     thread.scheduling.set(maker.scheduling.get().inherited());
+    thread.timer_slack.set(maker.timer_slack.get().inherited());
     thread.memory_policy.set(maker.memory_policy.get());
     let fs_base = if has(CloneFlags::SETTLS) { request.tls } else { Machine::fs_base() };
     thread.context.set_fs_base(fs_base);

@@ -309,6 +309,8 @@ pub struct Process {
     pub dumpable: KernelCell<bool>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
     pub is_subreaper: KernelCell<bool>,
+    /// What personality(2) was told.
+    pub personality: KernelCell<u32>,
     /// Whether it is the kernel's own first process, to which no signal gets.
     pub is_init: KernelCell<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
@@ -409,6 +411,7 @@ impl Process {
             auxiliary_vector: KernelCell::new(self.auxiliary_vector.borrow_mut().clone()),
             signals: KernelCell::new(self.signals.borrow_mut().inherited()),
             dumpable: KernelCell::new(self.dumpable.get()),
+            personality: KernelCell::new(self.personality.get()),
             oom_adjustment: KernelCell::new(self.oom_adjustment.get()),
             ..Self::new(pid, family, shares)
         }
@@ -441,6 +444,7 @@ impl Process {
             posix_timers: Default::default(),
             dumpable: KernelCell::new(true),
             is_subreaper: KernelCell::new(false),
+            personality: KernelCell::new(0),
             is_init: KernelCell::new(false),
             parent_death_signal: KernelCell::new(None),
             executions: KernelCell::default(),

@@ -45,6 +45,33 @@ impl Policy {
     }
 }
 
+/// How late timers of a thread may expire, in nanoseconds (`PR_SET_TIMERSLACK` of prctl(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimerSlack {
+    /// What it is.
+    pub current_ns: u64,
+    /// What it becomes by 0.
+    default_ns: u64,
+}
+
+impl Default for TimerSlack {
+    fn default() -> Self {
+        Self { current_ns: 50_000, default_ns: 50_000 }
+    }
+}
+
+impl TimerSlack {
+    /// The same with another value; 0: the default one.
+    pub fn with(self, ns: u64) -> Self {
+        Self { current_ns: if ns == 0 { self.default_ns } else { ns }, ..self }
+    }
+
+    /// That of a new thread of the same one.
+    pub fn inherited(self) -> Self {
+        Self { default_ns: self.current_ns, ..self }
+    }
+}
+
 /// Class and priority of input and output (ioprio_set(2)): the class in the three highest of 16 bits, a
 /// level of 0 to 7 in the three lowest, hints to a device between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

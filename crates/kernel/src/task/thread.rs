@@ -11,7 +11,7 @@ use super::host_process::{self, ForkRequest};
 use super::ids::Tid;
 use super::memory_policy::MemoryPolicy;
 use super::ptrace::Tracee;
-use super::sched_attributes::Scheduling;
+use super::sched_attributes::{Scheduling, TimerSlack};
 use super::scheduler::{RunState, SchedState};
 use super::signal::ThreadSignals;
 use super::work::{self, Work};
@@ -35,6 +35,8 @@ pub struct Thread {
     pub sched: KernelCell<SchedState>,
     /// CPUs, policy, priority and nice value that it has asked for.
     pub scheduling: KernelCell<Scheduling>,
+    /// How late its timers may expire; the host chooses.
+    pub timer_slack: KernelCell<TimerSlack>,
     /// On which nodes it wants its memory.
     pub memory_policy: KernelCell<MemoryPolicy>,
     /// Signal mask, pending signals, alternate stack.
@@ -75,6 +77,7 @@ impl Thread {
             name: KernelCell::new([0; 16]),
             sched: KernelCell::new(SchedState::new()),
             scheduling: KernelCell::default(),
+            timer_slack: KernelCell::default(),
             memory_policy: KernelCell::default(),
             signals: KernelCell::new(ThreadSignals::default()),
             dying: AtomicBool::new(false),

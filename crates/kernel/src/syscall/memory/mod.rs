@@ -14,11 +14,14 @@ use crate::mm::backing::{FileBacking, MmapSource};
 use crate::mm::limits::{MapLimit, is_data};
 use crate::mm::remap::Remap;
 use crate::mm::space::{MapRequest, Placement};
-use crate::mm::vma::VmaFlags;
+use crate::mm::vma::{Vma, VmaFlags};
 use crate::platform::machine::{Machine, Memory, PROT_WRITE, Populate};
 use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
+
+const MADV_DONTNEED: u32 = 4;
+const MADV_FREE: u32 = 8;
 
 const MAP_SHARED: u32 = 0x01;
 const MAP_PRIVATE: u32 = 0x02;
@@ -55,7 +58,13 @@ pub fn mmap(
     fd: Fd,
     offset: u64,
 ) -> Result<u64> {
-    if offset & 4095 != 0 || len == 0 {
+    if offset & 4095 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if flags & MAP_ANONYMOUS == 0 {
+        fd.usable_file()?;
+    }
+    if len == 0 {
         return Err(Errno::EINVAL);
     }
     let shared = match flags & MAP_TYPE {
@@ -251,11 +260,11 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
     }
     let none = VmaFlags::empty();
     let act = match advice {
-        // NORMAL, RANDOM, SEQUENTIAL, WILLNEED, MERGEABLE, UNMERGEABLE,
-        // HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP, COLD, PAGEOUT: hints.
-        0..=3 | 12..=17 | 20 | 21 => Act::Nothing,
+        // NORMAL, RANDOM, SEQUENTIAL, WILLNEED, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP, COLD,
+        // PAGEOUT: hints. MERGEABLE and UNMERGEABLE are unknown to a kernel that merges nothing.
+        0..=3 | 14..=17 | 20 | 21 => Act::Nothing,
         // DONTNEED; FREE may drop at once.
-        4 | 8 => Act::Discard,
+        MADV_DONTNEED | MADV_FREE => Act::Discard,
         10 => Act::Flags(VmaFlags::DONT_FORK, none),
         11 => Act::Flags(none, VmaFlags::DONT_FORK),
         18 => Act::Flags(VmaFlags::WIPE_ON_FORK, none),
@@ -270,7 +279,16 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
     let covered = mm.covers(start, end);
     match act {
         Act::Nothing => {}
-        Act::Discard => mm.discard(start, end)?,
+        Act::Discard => {
+            let refuses = |vma: &Vma| match advice {
+                MADV_FREE => vma.file.is_some() || vma.flags.contains(VmaFlags::SHARED),
+                _ => vma.flags.contains(VmaFlags::LOCKED),
+            };
+            if mm.any_in(start, end, &refuses) {
+                return Err(Errno::EINVAL);
+            }
+            mm.discard(start, end)?;
+        }
         Act::Populate(how) => {
             // Of the kernel's memory nothing is to be had.
             GuestRange::new(start, end - start).map_err(|_| Errno::ENOMEM)?;
@@ -278,11 +296,10 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
             Machine::populate(start, end - start, how)?;
         }
         Act::Flags(set, clear) => {
-            let anonymous = |vma: &crate::mm::vma::Vma| {
-                vma.file.is_none() && !vma.flags.contains(VmaFlags::SHARED)
-            };
-            let wipe = set.contains(VmaFlags::WIPE_ON_FORK);
-            if wipe && mm.areas().iter().any(|v| v.start < end && v.end > start && !anonymous(v)) {
+            let is_of_others =
+                |vma: &Vma| vma.file.is_some() || vma.flags.contains(VmaFlags::SHARED);
+            let wipes = set.contains(VmaFlags::WIPE_ON_FORK);
+            if wipes && mm.any_in(start, end, &is_of_others) {
                 return Err(Errno::EINVAL);
             }
             mm.change_flags(start, end, set, clear);
@@ -303,7 +320,11 @@ pub fn msync(UserAddress(start): UserAddress, len: u64, Flags(flags): Flags) -> 
         return Err(Errno::EINVAL);
     }
     let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::ENOMEM)?;
-    if current_process().mm().covers(start, end) { Ok(()) } else { Err(Errno::ENOMEM) }
+    let mm = current_process().mm();
+    if flags & INVALIDATE != 0 && mm.locked(start, end) > 0 {
+        return Err(Errno::EBUSY);
+    }
+    if mm.covers(start, end) { Ok(()) } else { Err(Errno::ENOMEM) }
 }
 
 /// mincore(2): every mapped page counts as resident, since nothing is paged out.

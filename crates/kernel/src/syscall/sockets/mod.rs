@@ -35,7 +35,7 @@ pub struct SocketFd {
 impl SocketFd {
     /// Looks up `fd`.
     pub fn get(fd: Fd) -> Result<Self> {
-        let open = fd.file()?;
+        let open = fd.usable_file()?;
         if open.downcast::<Socket>().is_none() {
             return Err(Errno::ENOTSOCK);
         }
@@ -88,7 +88,8 @@ fn create(family: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Protocol>> {
             IPPROTO_UDPLITE => Ok(net.udp_lite.socket(family, &net.inodes)),
             _ => Err(Errno::EPROTONOSUPPORT),
         },
-        // Without CAP_NET_RAW.
+        // Of no protocol, or without CAP_NET_RAW.
+        (AF_INET | AF_INET6, SOCK_RAW) if protocol == IPPROTO_IP => Err(Errno::EPROTONOSUPPORT),
         (AF_INET | AF_INET6, SOCK_RAW) => Err(Errno::EPERM),
         (AF_INET | AF_INET6, _) => Err(Errno::ESOCKTNOSUPPORT),
         (AF_UNIX, _) => match protocol {

@@ -162,11 +162,9 @@ pub fn recvfrom(
     let mut sink = Sink::user(buffer, len)?;
     let flags = flags(bits);
     let received = receive(&socket, &mut sink, flags)?;
-    if !address.is_null() {
-        match &received.from {
-            Some(from) => from.to_user(address, address_len)?,
-            None => address_len.write_if_some(&0)?,
-        }
+    match &received.from {
+        Some(from) => from.to_user(address, address_len)?,
+        None => SocketAddress::none_to_user(address, address_len)?,
     }
     Ok(count(&received, flags))
 }
@@ -201,6 +199,9 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
     let vector_count = usize::try_from(header.vector_count).map_err(|_| Errno::EMSGSIZE)?;
     if vector_count > crate::io::IOV_MAX {
         return Err(Errno::EMSGSIZE);
+    }
+    if header.name != 0 && (header.name_len as i32) < 0 {
+        return Err(Errno::EINVAL);
     }
     let mut sink = Sink::user_vectors(UserAddress(header.vectors), vector_count)?;
     let mut received = receive(socket, &mut sink, flags)?;

@@ -143,11 +143,12 @@ pub fn setgid(id: u32) -> Result<()> {
     Ok(())
 }
 
-/// The saved id after a call that sets real and effective id: it follows the
-/// effective one if the real id is set or the effective one differs from it.
-fn saved(real: u32, old: [u32; 3], effective: u32) -> u32 {
-    let follows = real != UNCHANGED || effective != old[0];
-    if follows { effective } else { old[2] }
+/// The ids after a call that asks for a real and an effective one: the saved id follows the effective
+/// one if the real id is set, or the effective one to something else than the old real one.
+fn with_saved([real, effective]: [u32; 2], old: [u32; 3]) -> [u32; 3] {
+    let follows = real != UNCHANGED || (effective != UNCHANGED && effective != old[0]);
+    let [real, effective] = wanted([real, effective], [old[0], old[1]]);
+    [real, effective, if follows { effective } else { old[2] }]
 }
 
 /// setreuid(2).
@@ -155,10 +156,10 @@ pub fn setreuid(real: u32, effective: u32) -> Result<()> {
     let process = current_process();
     let mut c = Changing::of(&process);
     let old = c.users();
-    let [real, effective] = wanted([real, effective], [old[0], old[1]]);
-    check(&c, Capabilities::SETUID, &[real], &old[..2])?;
-    check(&c, Capabilities::SETUID, &[effective], &old)?;
-    c.set_users([real, effective, saved(real, old, effective)]);
+    let new = with_saved([real, effective], old);
+    check(&c, Capabilities::SETUID, &new[..1], &old[..2])?;
+    check(&c, Capabilities::SETUID, &new[1..2], &old)?;
+    c.set_users(new);
     Ok(())
 }
 
@@ -167,10 +168,10 @@ pub fn setregid(real: u32, effective: u32) -> Result<()> {
     let process = current_process();
     let mut c = Changing::of(&process);
     let old = c.groups_of_process();
-    let [real, effective] = wanted([real, effective], [old[0], old[1]]);
-    check(&c, Capabilities::SETGID, &[real], &old[..2])?;
-    check(&c, Capabilities::SETGID, &[effective], &old)?;
-    c.set_groups([real, effective, saved(real, old, effective)]);
+    let new = with_saved([real, effective], old);
+    check(&c, Capabilities::SETGID, &new[..1], &old[..2])?;
+    check(&c, Capabilities::SETGID, &new[1..2], &old)?;
+    c.set_groups(new);
     Ok(())
 }
 

@@ -34,6 +34,7 @@ use crate::platform::user::UserAddress;
 use crate::state::{RELEASE, VERSION, kernel};
 use crate::task::ids::Tid;
 use crate::task::process::{RLIMIT_CPU, ResourceLimit};
+use crate::task::ptrace::access;
 use crate::task::signal::Signal;
 use crate::task::timers::cpu_limit;
 use crate::task::usage::LOAD_BITS;
@@ -89,7 +90,8 @@ pub fn execveat(
         let name = program.name.clone();
         return crate::exec::replace_program(program, &name);
     }
-    let start = context.start(dirfd)?;
+    let is_absolute = path.read_path()?.first() == Some(&b'/');
+    let start = if is_absolute { context.root.clone() } else { context.start(dirfd)? };
     let follow = if flags & AT_SYMLINK_NOFOLLOW != 0 { Follow::No } else { Follow::Yes };
     execute(&context, &start, path, argv, envp, follow)
 }
@@ -163,7 +165,9 @@ pub fn set_robust_list(UserAddress(head): UserAddress, size: usize) -> Result<()
 
 /// get_robust_list(2).
 pub fn get_robust_list(tid: PidNumber, head: UserPtr<u64>, size: UserPtr<u64>) -> Result<()> {
-    head.write(&tid.thread()?.robust_list.load(Relaxed))?;
+    let thread = tid.thread()?;
+    access::check(&thread.process)?;
+    head.write(&thread.robust_list.load(Relaxed))?;
     size.write(&24u64)
 }
 
@@ -205,8 +209,9 @@ pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<i32> {
 pub fn uname(to: UserAddress) -> Result<()> {
     let mut name = [0u8; 6 * 65];
     let hostname = kernel().hostname.borrow_mut().clone();
+    let domainname = kernel().shown_domainname();
     let fields: [&[u8]; 6] =
-        [b"Linux", &hostname, RELEASE.as_bytes(), VERSION.as_bytes(), b"x86_64", b"(none)"];
+        [b"Linux", &hostname, RELEASE.as_bytes(), VERSION.as_bytes(), b"x86_64", &domainname];
     for (i, field) in fields.iter().enumerate() {
         let len = field.len().min(64);
         name[i * 65..i * 65 + len].copy_from_slice(&field[..len]);
@@ -216,14 +221,24 @@ pub fn uname(to: UserAddress) -> Result<()> {
 
 /// sethostname(2).
 pub fn sethostname(from: UserString, len: usize) -> Result<()> {
+    *kernel().hostname.borrow_mut() = new_name(from, len)?;
+    Ok(())
+}
+
+/// setdomainname(2).
+pub fn setdomainname(from: UserString, len: usize) -> Result<()> {
+    *kernel().domainname.borrow_mut() = new_name(from, len)?;
+    Ok(())
+}
+
+fn new_name(from: UserString, len: usize) -> Result<Vec<u8>> {
     current_process().credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
     if len > 64 {
         return Err(Errno::EINVAL);
     }
     let mut name = alloc::vec![0; len];
     from.read_bytes(&mut name)?;
-    *kernel().hostname.borrow_mut() = name;
-    Ok(())
+    Ok(name)
 }
 
 /// `struct sysinfo`.
@@ -325,9 +340,11 @@ pub fn prctl(
             argument.write(&(thread.process.is_subreaper.get() as i32))?;
             Ok(0)
         }
-        PR_GET_TIMERSLACK => Ok(50_000),
-        // The host chooses.
-        PR_SET_TIMERSLACK => Ok(0),
+        PR_GET_TIMERSLACK => Ok(thread.timer_slack.get().current_ns),
+        PR_SET_TIMERSLACK => {
+            thread.timer_slack.set(thread.timer_slack.get().with(argument.0));
+            Ok(0)
+        }
         // Names of anonymous memory are optional (CONFIG_ANON_VMA_NAME).
         PR_SET_VMA => Err(Errno::EINVAL),
         _ => capabilities::prctl(option, [argument.0, second, third, fourth])
@@ -398,14 +415,34 @@ fn limit(
     old.write_if_some(&current_limit)
 }
 
-/// personality(2): Linux, and nothing else.
-pub fn personality(Flags(persona): Flags) -> Result<()> {
-    match persona {
-        0 | u32::MAX => Ok(()),
-        // ADDR_NO_RANDOMIZE would show at the next execve.
-        0x0004_0000 => Ok(()),
-        _ => Err(Errno::EINVAL),
+/// personality(2): kept and given back.
+pub fn personality(Flags(persona): Flags) -> Result<u64> {
+    const ONLY_ASKS: u32 = u32::MAX;
+    let process = current_process();
+    let before = process.personality.get();
+    if persona != ONLY_ASKS {
+        process.personality.set(persona);
     }
+    Ok(before.into())
+}
+
+/// reboot(2): nobody has the right to it.
+pub fn reboot(Flags(first): Flags, Flags(second): Flags, Flags(command): Flags) -> Result<()> {
+    const FIRST: u32 = 0xfee1_dead;
+    const SECOND: [u32; 4] = [0x2812_1969, 0x0512_1996, 0x1604_1998, 0x2011_2000];
+    /// `LINUX_REBOOT_CMD_*`: CAD_OFF, RESTART, POWER_OFF, KEXEC, CAD_ON, RESTART2, HALT, SW_SUSPEND.
+    const COMMANDS: [u32; 8] = [
+        0,
+        0x0123_4567,
+        0x4321_fedc,
+        0x4558_4543,
+        0x89ab_cdef,
+        0xa1b2_c3d4,
+        0xcdef_0123,
+        0xd000_fce2,
+    ];
+    let is_known = first == FIRST && SECOND.contains(&second) && COMMANDS.contains(&command);
+    Err(if is_known { Errno::EPERM } else { Errno::EINVAL })
 }
 
 /// membarrier(2): with one virtual CPU every barrier is in place; otherwise the

@@ -9,6 +9,7 @@ use crate::fs::file::OpenFlags;
 use crate::ipc::pidfd::{PidFd, process_of};
 use crate::state::kernel;
 use crate::task::ids::{Pid, Tid};
+use crate::task::ptrace::access;
 use crate::task::signal::{self, SI_USER, SignalInfo, SignalRecord};
 use crate::task::{Process, current_process};
 
@@ -65,6 +66,7 @@ pub fn pidfd_send_signal(
     }
     signal::check_permission(&process, signal)?;
     if let Some(info) = info {
+        signal::check_room(&process, None, info.signal)?;
         signal::send_to_process(&process, info);
     }
     Ok(())
@@ -79,6 +81,7 @@ pub fn pidfd_getfd(pidfd: Fd, fd: Fd, Flags(flags): Flags) -> Result<i32> {
     if process.is_zombie() {
         return Err(Errno::ESRCH);
     }
+    access::check(&process)?;
     let file = process.files.borrow_mut().borrow_mut().get(fd.0)?;
     fd_table::install(file, OpenFlags::CLOEXEC)
 }

@@ -1,9 +1,12 @@
 //! System calls on signals.
 
+use alloc::sync::Arc;
+
 use crate::args::{PidNumber, SignalNumber, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
+use crate::task::Process;
 use crate::task::freeze_request::takes_signal;
 use crate::task::ids::Processes;
 use crate::task::ids::{Pid, Tid};
@@ -179,7 +182,7 @@ pub fn kill(pid: PidNumber, signal: SignalNumber) -> Result<()> {
     let tasks = &kernel().tasks;
     let targets = match pid.processes()? {
         // A process that has ended but was not waited for is still there.
-        Processes::One(pid) => tasks.process(pid).into_iter().collect(),
+        Processes::One(pid) => process_of(pid).into_iter().collect(),
         // kill(2): -1 is everybody except the sender and init.
         Processes::All => tasks.processes_where(|p| p.pid != own.pid && p.pid != FIRST_PID),
         group => tasks.processes_where(|p| group.includes(p)),
@@ -195,11 +198,18 @@ pub fn kill(pid: PidNumber, signal: SignalNumber) -> Result<()> {
         if check_permission(&target, signal).is_ok() {
             outcome = Ok(());
             if let Some(signal) = signal {
-                send_to_process(&target, SignalInfo::from_process(signal, SI_USER, &own));
+                send_from_kill(&target, SignalInfo::from_process(signal, SI_USER, &own));
             }
         }
     }
     outcome
+}
+
+/// The process with an id. As on Linux, the id of a thread stands for its process.
+fn process_of(id: Pid) -> Option<Arc<Process>> {
+    let tasks = &kernel().tasks;
+    let of_thread = || tasks.thread(Tid::new(id.number())).map(|thread| thread.process.clone());
+    tasks.process(id).or_else(of_thread)
 }
 
 /// Sends a signal, or nothing, to a thread, which must be one of the process `tgid` if that is
@@ -222,6 +232,7 @@ fn send_to_tid(
     if let (Some(thread), Some(signal)) = (thread, signal)
         && !takes_signal(signal)
     {
+        check_room(&process, Some(&thread), signal)?;
         send_to_thread(&thread, info(signal));
     }
     Ok(())
@@ -251,12 +262,13 @@ pub fn rt_sigqueueinfo(
 ) -> Result<()> {
     let info = info.read()?;
     let signal = signal.or_probe()?;
-    let target = kernel().tasks.process(Pid::new(pid.0 as u32)).ok_or(Errno::ESRCH)?;
+    let target = process_of(Pid::new(pid.0 as u32)).ok_or(Errno::ESRCH)?;
     if target.pid != current_process().pid && info.is_only_for_itself() {
         return Err(Errno::EPERM);
     }
     check_permission(&target, signal)?;
     if let Some(signal) = signal.filter(|&signal| !takes_signal(signal)) {
+        check_room(&target, None, signal)?;
         send_to_process(&target, info.with_signal(signal));
     }
     Ok(())

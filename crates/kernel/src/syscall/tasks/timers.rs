@@ -6,7 +6,6 @@ use bytemuck::Zeroable;
 
 use crate::args::{ClockId, Flags, UserPtr};
 use crate::errno::{Errno, Result};
-use crate::platform::user::UserAddress;
 use crate::task::process::Process;
 use crate::task::timers::clock::Clock;
 use crate::task::timers::itimer;
@@ -29,8 +28,21 @@ pub fn clock_getres(clock: ClockId, to: UserPtr<Timespec>) -> Result<()> {
     to.write_if_some(&Timespec::from_ns(if coarse { 4_000_000 } else { 1 }))
 }
 
-/// clock_settime(2), settimeofday(2): the clock is the host's.
-pub fn clock_settime(_: u64, _: UserAddress) -> Result<()> {
+/// clock_settime(2): the clock is the host's. Others than `CLOCK_REALTIME` cannot be set at all.
+pub fn clock_settime(clock: ClockId, time: UserPtr<Timespec>) -> Result<()> {
+    if clock != ClockId::REALTIME {
+        return Err(Errno::EINVAL);
+    }
+    time.read()?.to_ns()?;
+    Err(Errno::EPERM)
+}
+
+/// settimeofday(2): the clock is the host's.
+pub fn settimeofday(time: UserPtr<Timeval>, zone: UserPtr<[i32; 2]>) -> Result<()> {
+    if let Some(time) = time.read_if_some()? {
+        time.to_ns()?;
+    }
+    zone.read_if_some()?;
     Err(Errno::EPERM)
 }
 
@@ -55,12 +67,18 @@ type Timex = [u64; 26];
 fn show_adjustment(at: UserPtr<Timex>) -> Result<()> {
     /// `ADJ_OFFSET_SS_READ`: changes nothing.
     const READ_ONLY: u32 = 0xa001;
+    /// `ADJ_ADJTIME`, which `ADJ_OFFSET` goes with.
+    const ADJTIME: u32 = 0x8000;
+    const OFFSET: u32 = 1;
     const TICK_US: u64 = 10_000;
     /// Index of the time, in seconds and microseconds, among the words.
     const TIME_AT: usize = 9;
     const TICK_AT: usize = 11;
     let mut words = at.read()?;
     let modes = words[0] as u32;
+    if modes & ADJTIME != 0 && modes & OFFSET == 0 {
+        return Err(Errno::EINVAL);
+    }
     if modes != 0 && modes != READ_ONLY {
         return Err(Errno::EPERM);
     }
@@ -107,10 +125,7 @@ pub fn clock_nanosleep(
     left: UserPtr<Timespec>,
 ) -> Result<()> {
     const TIMER_ABSTIME: u32 = 1;
-    let clock = match id {
-        ClockId::THREAD_CPUTIME => return Err(Errno::EINVAL),
-        id => Clock::of(id)?,
-    };
+    let clock = Clock::of(id)?;
     let sleeps = [ClockId::REALTIME, ClockId::MONOTONIC, ClockId::BOOTTIME, ClockId::TAI];
     if !sleeps.contains(&id) {
         return Err(Errno::EOPNOTSUPP);

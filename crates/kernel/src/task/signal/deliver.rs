@@ -136,7 +136,8 @@ fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInf
     super::pass_on(&thread.process);
     ptrace::handler_begins(thread);
     if action.flags & Action::RESETHAND != 0 {
-        *thread.process.signals.borrow_mut().action(signal) = Action::default();
+        // Its flags stay, as on Linux.
+        thread.process.signals.borrow_mut().action(signal).handler = Action::default().handler;
     }
 }
 

@@ -13,8 +13,10 @@ pub use job_control::*;
 pub use number::*;
 
 use super::Process;
+use super::process::RLIMIT_SIGPENDING;
 use super::thread::{Thread, current};
 use super::wait::WaitQueue;
+use crate::errno::{Errno, Result};
 use crate::platform::machine::ThreadState;
 use crate::sync::KernelCell;
 use crate::task::wait::Events;
@@ -283,6 +285,28 @@ impl Queueing {
             return;
         }
         queue.push_back(info);
+    }
+}
+
+/// `EAGAIN`: so many signals are queued already that a process may not have one more real-time signal
+/// queued (`RLIMIT_SIGPENDING` of getrlimit(2)). Standard signals always find room, since each is pending
+/// once.
+pub fn check_room(process: &Process, thread: Option<&Thread>, signal: Signal) -> Result<()> {
+    let limit = process.limits.borrow_mut()[RLIMIT_SIGPENDING].current;
+    let queued = match thread {
+        Some(thread) => thread.signals.borrow_mut().pending.len(),
+        None => process.signals.borrow_mut().pending.len(),
+    };
+    if signal.is_real_time() && queued as u64 >= limit { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
+/// Sends a signal of kill(2) to a process. Where there is no room for one more of a real-time signal, those
+/// that are pending stand for it.
+pub fn send_from_kill(process: &Process, info: SignalInfo) {
+    let is_pending = |pending: &SignalInfo| pending.signal == info.signal;
+    let has_room = check_room(process, None, info.signal).is_ok();
+    if has_room || !process.signals.borrow_mut().pending.iter().any(is_pending) {
+        send_to_process(process, info);
     }
 }
 
