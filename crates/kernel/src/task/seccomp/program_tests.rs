@@ -50,7 +50,7 @@ fn constants_have_bounds() {
     for (code, right, wrong) in [
         (0x20, 60, 64),
         (0x20, 0, 2),
-        (0x20, 8, u32::MAX & !3),
+        (0x20, 8, !3),
         (0x34, 1, 0),
         (0x64, 31, 32),
         (0x74, 31, u32::MAX),
