@@ -36,6 +36,19 @@ fn strace_shows_the_calls_of_all_processes() {
     assert_eq!(outcome.stderr.matches("+++ exited with").count(), 3, "{}", outcome.stderr);
 }
 
+/// The filter of strace has the tracee stop at the calls that are to be seen, and at no others (seccomp(2)).
+#[test]
+fn strace_chooses_calls_by_a_filter() {
+    if !has("strace") {
+        return;
+    }
+    let mut command = vec!["strace", "-f", "--seccomp-bpf", "-e", "trace=openat"];
+    command.extend(["grep", "Seccomp_filters", "/proc/self/status"]);
+    let outcome = sandboxed(&command);
+    assert_eq!(outcome.stdout, "Seccomp_filters:\t1\n", "{outcome:?}");
+    assert!(outcome.stderr.contains("\"/proc/self/status\""), "{}", outcome.stderr);
+}
+
 #[test]
 fn gdb_stops_at_a_breakpoint_in_a_system_call() {
     if !has("gdb") {

@@ -47,6 +47,7 @@ fn served() -> &'static Served {
                 Function::Example("hello-python"),
                 Function::Example("thumbnail-python"),
                 Function::Python("asks"),
+                Function::Python("filtered"),
                 variant("reused", "isolation = \"instance\"", "instances = 1"),
                 variant("counted", "isolation = \"instance\"", "instances = 1"),
                 variant("killed", "isolation = \"instance\"", "instances = 1"),
@@ -158,6 +159,15 @@ fn a_program_may_ask_for_its_freeze_before_it_listens() {
     for (i, answer) in answers.iter().enumerate() {
         assert!(answer.starts_with("1 "), "not the first copy of an image: {answer}");
         assert!(!answers[..i].contains(answer), "two copies drew the same number: {answer}");
+    }
+}
+
+/// Filters of system calls are saved (seccomp(2)), and calls are watched in copies.
+#[test]
+fn a_program_that_has_restricted_itself_is_restricted_in_its_copies() {
+    for _ in 0..3 {
+        let response = get(gateway(), "filtered", "/");
+        assert_eq!(response.text(), "error 77, signal 31, mode 2 with 2");
     }
 }
 

@@ -29,7 +29,7 @@ same! {
     groups, file_limits, file_waiting, file_watch, file_xattr, first_fork, flags, fork_beside_threads, forks, futexes, handed_on, hello, interruptions, jobs, late_failures, mem_file, mem_lock, mem_map,
     mem_move, mem_protect, memory_policy, mqueues, netlinks, parallel, pipes, polls, posix_timers, process_attributes,
     process_info, procfs, ptrace, ptys, resource_limits, rights_chain, sessions_tty, shared_ports, signal_actions, signal_context, signal_faults,
-    scheduling, segments, signal_restart, signal_threads, sites, socket_diagnosis, socket_tables, sockets_datagram, sockets_inet, sockets_local,
+    scheduling, seccomp, segments, signal_restart, signal_threads, sites, socket_diagnosis, socket_tables, sockets_datagram, sockets_inet, sockets_local,
     sockets_messages,
     sockets_urgent, splices, start, sysv_memory, sysv_messages, sysv_semaphores, thread_ends,
     threads, timers, unshares, waits,

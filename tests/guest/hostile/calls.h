@@ -286,6 +286,7 @@
     CALL(314, sched_setattr, "ixx") \
     CALL(315, sched_getattr, "ixix") \
     CALL(316, renameat2, "fsfsx") \
+    CALL(317, seccomp, "ixx") \
     CALL(318, getrandom, "xix") \
     CALL(319, memfd_create, "sx") \
     CALL(322, execveat, "fsxxx") \

@@ -157,6 +157,7 @@ fn go_on<'a>(
     }
     crate::syscall::trace::enable(identity.flags & FLAG_TRACE_SYSCALLS != 0);
     kernel().tasks.tracees.watch_calls();
+    kernel().tasks.restricted.watch_calls();
     renew(identity, hostname);
     crate::task::freeze_request::happened().wake_all(crate::task::wait::Events::OUT);
     for (connection, &fd) in connections.clone().filter(|(connection, _)| goes_on(connection)) {

@@ -19,6 +19,7 @@ use crate::net::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::net::{proc_counters, proc_files};
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
+use crate::task::seccomp::{ACTION_NAMES, LOGGED_NAMES};
 
 /// `/proc/sys`.
 pub(super) const SYS: &[Item] = &[
@@ -56,6 +57,7 @@ const KERNEL: &[Item] = &[
     text("sched_child_runs_first", "0\n"),
     text("sched_rt_period_us", "1000000\n"),
     text("sched_rt_runtime_us", "950000\n"),
+    directory("seccomp", SECCOMP),
     text("sem", "32000\t1024000\t500\t32000\n"),
     text("shmall", "18446744073692774399\n"),
     text("shmmax", "18446744073692774399\n"),
@@ -66,6 +68,9 @@ const KERNEL: &[Item] = &[
     text("unprivileged_bpf_disabled", "2\n"),
     file("version", || Ok(format!("{VERSION}\n").into_bytes())),
 ];
+
+const SECCOMP: &[Item] =
+    &[text("actions_avail", ACTION_NAMES), text("actions_logged", LOGGED_NAMES)];
 
 const PTY: &[Item] = &[text("max", "4096\n")];
 

@@ -45,6 +45,8 @@ pub(super) struct Subject<'a> {
     pub sets: SignalSets,
     /// The number of the thread that traces it, or 0.
     pub tracer: u32,
+    /// Mode and number of its filters (seccomp(2)).
+    pub seccomp: (u8, u32),
     /// Its memory; `None` if it has none any more.
     pub memory: Option<Totals>,
 }
@@ -62,6 +64,7 @@ impl<'a> Subject<'a> {
             threads: thread_ids(process.pid).len(),
             sets: SignalSets::of(thread, process),
             tracer: thread.tracee.tracing_thread().map_or(0, Tid::number),
+            seccomp: thread.seccomp.borrow_mut().shown(),
             memory: Some(Totals::of(process)),
         }
     }
@@ -185,7 +188,9 @@ fn write_status(text: &mut String, subject: &Subject<'_>) -> core::fmt::Result {
     write_signals(text, subject)?;
     write_capabilities(text, &credentials)?;
     let no_new_privileges = credentials.no_new_privileges as u8;
-    writeln!(text, "NoNewPrivs:\t{no_new_privileges}\nSeccomp:\t0\nSeccomp_filters:\t0")?;
+    let (mode, filters) = subject.seccomp;
+    writeln!(text, "NoNewPrivs:\t{no_new_privileges}")?;
+    writeln!(text, "Seccomp:\t{mode}\nSeccomp_filters:\t{filters}")?;
     writeln!(text, "Speculation_Store_Bypass:\tvulnerable")?;
     let cpus = subject.cpus();
     writeln!(text, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}", cpu_mask(cpus), cpu_list(cpus))?;

@@ -52,6 +52,7 @@ fn subject(process: &Process) -> Subject<'_> {
         threads: 1,
         sets: SignalSets::of_process(process, remains.blocked),
         tracer: 0,
+        seccomp: remains.seccomp,
         memory: None,
     }
 }

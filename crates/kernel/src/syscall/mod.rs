@@ -13,7 +13,7 @@ use crate::args::{Args, Handler, Kind};
 use crate::errno::{Errno, Result};
 use crate::platform::registers::Frame;
 use crate::task::ptrace::calls::{self, Entered};
-use crate::task::{host_process, watched};
+use crate::task::{host_process, seccomp, watched};
 
 /// How well a system call is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,13 +87,18 @@ fn to_register(result: Result<u64>) -> u64 {
     }
 }
 
-/// The same while somebody watches: the trace, or a tracer (ptrace(2)), who may change the call.
+/// The same while somebody watches: the trace, a tracer (ptrace(2)), who may change the call, or
+/// filters (seccomp(2)), which come behind the tracer.
 fn perform_watched(frame: &Frame) {
+    // What tracers see before the call is done.
+    frame.set_rax(Errno::ENOSYS.to_return());
     if calls::enter(frame) == Entered::Perform {
         let entry = entry_of(frame);
         trace::enter(entry, frame);
-        let result = call(entry, frame);
-        frame.set_rax(to_register(result));
+        if seccomp::enter(frame) == Entered::Perform {
+            let result = call(entry_of(frame), frame);
+            frame.set_rax(to_register(result));
+        }
         trace::leave(entry, frame);
     }
     calls::leave(frame);

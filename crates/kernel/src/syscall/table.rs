@@ -411,7 +411,11 @@ pub const ENTRIES: &[Entry] = &[
     call!(146, tasks::sched_get_priority_max, Full),
     call!(147, tasks::sched_get_priority_min, Full),
     call!(148, tasks::sched_rr_get_interval, Full),
-    call!(157, tasks::prctl, Partial("names, and what has nothing to do in a sandbox")),
+    call!(
+        157,
+        tasks::prctl,
+        Partial("names, seccomp, and what has nothing to do in a sandbox; no PR_TSC_SIGSEGV")
+    ),
     call!(158, tasks::arch_prctl, Full),
     call!(159, tasks::timers::adjtimex, Partial("changes are EPERM: the clock is the host's")),
     call!(160, tasks::setrlimit, Full),
@@ -432,6 +436,13 @@ pub const ENTRIES: &[Entry] = &[
         101,
         tasks::ptrace::ptrace,
         Partial("no debug registers: they read as 0; no PTRACE_SYSEMU (EIO)")
+    ),
+    call!(
+        317,
+        tasks::seccomp::seccomp,
+        Partial(
+            "no notifications: no SECCOMP_FILTER_FLAG_NEW_LISTENER (EINVAL); nothing is logged; strict mode leaves rdtsc"
+        )
     ),
     call!(310, tasks::ptrace::process_vm_readv, Full),
     call!(311, tasks::ptrace::process_vm_writev, Full),

@@ -11,7 +11,7 @@ use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
 use super::thread::{Thread, current};
 use super::timers::cpu_limit;
 use super::wait::wait_uninterruptibly;
-use super::{Capabilities, host_process, ptrace, scheduler};
+use super::{Capabilities, host_process, ptrace, scheduler, seccomp};
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
@@ -196,6 +196,7 @@ impl NewTask {
     /// Lets everybody find it. From here on nothing can fail. With memory of its own it may
     /// run already.
     pub fn publish(mut self) -> Result<PublishedTask> {
+        seccomp::inherit(&self.thread);
         if self.shares_memory() {
             publish(&self.thread);
         } else {
@@ -210,6 +211,7 @@ impl Drop for NewTask {
     fn drop(&mut self) {
         if !self.is_known {
             ptrace::events::disinherit(&self.thread);
+            seccomp::release(&self.thread);
         }
         if !self.is_known && !self.flags.contains(CloneFlags::THREAD) {
             self.process().mm().detach();

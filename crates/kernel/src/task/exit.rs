@@ -10,7 +10,7 @@ use super::hooks::above;
 use super::process::{ExitStatus, FIRST_PID, Life, Process, Remains, Resources};
 use super::signal::{self, Signal, SignalInfo};
 use super::thread::{Thread, current};
-use super::{futex, ptrace, scheduler};
+use super::{futex, ptrace, scheduler, seccomp};
 use crate::host::control;
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
@@ -68,6 +68,7 @@ fn leave(status: ExitStatus) {
     let process = thread.process.clone();
     leave_memory(&thread);
     leave_remains(&thread);
+    seccomp::release(&thread);
     process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
     kernel().tasks.usage.ended(&thread);
     process.threads.borrow_mut().retain(|other| !core::ptr::eq(Arc::as_ptr(other), &*thread));
@@ -94,6 +95,7 @@ fn leave_remains(thread: &Thread) {
             scheduling: thread.scheduling.get(),
             blocked: thread.signals.borrow_mut().mask,
             tracer: thread.tracee.tracer(),
+            seccomp: thread.seccomp.borrow_mut().shown(),
         });
     }
 }

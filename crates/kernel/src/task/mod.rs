@@ -17,6 +17,7 @@ pub mod process;
 pub mod ptrace;
 pub mod sched_attributes;
 pub mod scheduler;
+pub mod seccomp;
 pub mod signal;
 pub mod space;
 pub mod thread;

@@ -33,6 +33,8 @@ pub struct Tasks {
     pub oom_kills: KernelCell<u64>,
     /// Who is traced (ptrace(2)).
     pub tracees: super::ptrace::Tracees,
+    /// Who may not make all system calls (seccomp(2)).
+    pub restricted: super::seccomp::Restricted,
     /// How busy the sandbox is.
     pub usage: super::usage::Usage,
     /// Those who wait for the memory of such a process.
@@ -349,6 +351,8 @@ pub struct Remains {
     pub scheduling: Scheduling,
     /// The signals that it had blocked.
     pub blocked: u64,
+    /// Mode and number of its filters (seccomp(2)).
+    pub seccomp: (u8, u32),
 }
 
 impl Deref for Process {

@@ -13,6 +13,7 @@ use super::memory_policy::MemoryPolicy;
 use super::ptrace::Tracee;
 use super::sched_attributes::{Scheduling, TimerSlack};
 use super::scheduler::{RunState, SchedState};
+use super::seccomp::Seccomp;
 use super::signal::ThreadSignals;
 use super::work::{self, Work};
 use crate::mm::heap;
@@ -52,6 +53,8 @@ pub struct Thread {
     pub robust_list: AtomicU64,
     /// Whether and how it is traced.
     pub tracee: Tracee,
+    /// What restricts its system calls.
+    pub seccomp: KernelCell<Seccomp>,
     /// What it does in the kernel before it first enters the guest.
     pub work: KernelCell<Option<Box<dyn Work>>>,
     /// What it asks of the idle loop when it gives up the vCPU.
@@ -85,6 +88,7 @@ impl Thread {
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             tracee: Tracee::default(),
+            seccomp: KernelCell::new(Seccomp::Disabled),
             work: KernelCell::new(None),
             fork_request: KernelCell::new(None),
             context: ThreadContext::new(heap::kernel_stack(), frame),

@@ -14,6 +14,8 @@ bitflags! {
         const COUNTED = 2;
         /// A thread of the sandbox is traced (ptrace(2)).
         const TRACED = 4;
+        /// A thread of the sandbox may not make all calls (seccomp(2)).
+        const RESTRICTED = 8;
     }
 }
 

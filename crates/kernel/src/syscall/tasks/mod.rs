@@ -11,6 +11,7 @@ pub mod pidfd;
 pub mod posix_timers;
 pub mod ptrace;
 mod scheduling;
+pub mod seccomp;
 pub mod signals;
 pub mod timers;
 
@@ -294,6 +295,10 @@ pub fn prctl(
     const PR_SET_DUMPABLE: u32 = 4;
     const PR_SET_NAME: u32 = 15;
     const PR_GET_NAME: u32 = 16;
+    const PR_GET_TSC: u32 = 25;
+    const PR_SET_TSC: u32 = 26;
+    /// The counter can be read.
+    const PR_TSC_ENABLE: u32 = 1;
     const PR_SET_TIMERSLACK: u32 = 29;
     const PR_GET_TIMERSLACK: u32 = 30;
     const PR_SET_CHILD_SUBREAPER: u32 = 36;
@@ -345,9 +350,12 @@ pub fn prctl(
             thread.timer_slack.set(thread.timer_slack.get().with(argument.0));
             Ok(0)
         }
+        PR_GET_TSC => argument.write(&PR_TSC_ENABLE).map(|()| 0),
+        PR_SET_TSC if argument.0 as u32 == PR_TSC_ENABLE => Ok(0),
         // Names of anonymous memory are optional (CONFIG_ANON_VMA_NAME).
         PR_SET_VMA => Err(Errno::EINVAL),
-        _ => capabilities::prctl(option, [argument.0, second, third, fourth])
+        _ => seccomp::prctl(option, argument.0, UserPtr::new(UserAddress(second)))
+            .or_else(|| capabilities::prctl(option, [argument.0, second, third, fourth]))
             .unwrap_or(Err(Errno::EINVAL)),
     }
 }

@@ -2,7 +2,6 @@
 
 use super::stop::stop;
 use super::{Mode, Options, Reason, Stop};
-use crate::errno::Errno;
 use crate::platform::registers::{Frame, TRAP_FLAG};
 use crate::task::signal::{self, SI_USER, SIGTRAP, SignalInfo};
 use crate::task::thread::{Thread, current};
@@ -33,11 +32,13 @@ pub fn enter(frame: &Frame) -> Entered {
         }
         Some(Mode::ToCall) => {}
     }
-    frame.set_rax(Errno::ENOSYS.to_return());
     stop_at(&thread, Reason::CallBegins, MESSAGE_BEGINS);
-    // ptrace(2): a call number of -1 leaves the call out.
-    let is_left_out = frame.orig_rax() as i32 == -1;
-    if thread.is_dying() || is_left_out { Entered::Skip } else { Entered::Perform }
+    if thread.is_dying() || is_left_out(frame) { Entered::Skip } else { Entered::Perform }
+}
+
+/// ptrace(2): a call number of -1 leaves the call out.
+fn is_left_out(frame: &Frame) -> bool {
+    frame.orig_rax() as i32 == -1
 }
 
 /// The running thread has done a system call.

@@ -11,8 +11,8 @@ use crate::task::signal::{self, SI_USER, SIGCHLD, SIGSTOP, SIGTRAP, Signal, Sign
 use crate::task::thread::{Thread, current};
 use crate::task::visit;
 
-/// Stops the running thread for an event that its tracer has asked for.
-pub fn report(event: Event, message: u64) {
+/// Stops the running thread for an event that its tracer has asked for; whether it has.
+pub fn report(event: Event, message: u64) -> bool {
     let thread = current();
     let is_wanted = thread.tracee.with(|tracing| {
         let is_wanted = tracing.options.contains(event.option());
@@ -21,9 +21,11 @@ pub fn report(event: Event, message: u64) {
         }
         is_wanted
     });
-    if is_wanted == Some(true) {
+    let is_wanted = is_wanted == Some(true);
+    if is_wanted {
         stop(&thread, Stop::event(event));
     }
+    is_wanted
 }
 
 /// The event that a clone(2) of the running thread is, if its tracer has asked for that

@@ -62,7 +62,7 @@ bitflags! {
         const VFORK_DONE = 0x20;
         /// Stop before the end.
         const EXIT = 0x40;
-        /// Stop at seccomp(2) filters, of which there are none.
+        /// Stop where seccomp(2) filters say so.
         const SECCOMP = 0x80;
         /// The tracee ends with its tracer.
         const EXITKILL = 0x10_0000;
@@ -79,6 +79,7 @@ pub enum Event {
     Exec = 4,
     VforkDone = 5,
     Exit = 6,
+    Seccomp = 7,
     Stop = 128,
 }
 
@@ -92,6 +93,7 @@ impl Event {
             Event::Exec => Options::EXEC,
             Event::VforkDone => Options::VFORK_DONE,
             Event::Exit => Options::EXIT,
+            Event::Seccomp => Options::SECCOMP,
             Event::Stop => Options::empty(),
         }
     }

@@ -68,8 +68,9 @@ pub struct CallInfo {
     architecture: u32,
     rip: u64,
     rsp: u64,
-    /// Number and arguments at the beginning; result and whether it is an error at the end.
-    words: [u64; 7],
+    /// Number and arguments at the beginning, and what a filter says; result and whether it is an error
+    /// at the end.
+    words: [u64; 8],
 }
 
 impl Stopped {
@@ -174,6 +175,7 @@ impl Stopped {
     pub fn call_info(&self) -> (CallInfo, usize) {
         const BEGINS: u8 = 1;
         const ENDS: u8 = 2;
+        const FILTERED: u8 = 3;
         let registers = super::registers::general(&self.0);
         let mut info = CallInfo {
             kind: 0,
@@ -181,15 +183,20 @@ impl Stopped {
             architecture: AUDIT_ARCH,
             rip: registers.rip,
             rsp: registers.rsp,
-            words: [0; 7],
+            words: [0; 8],
         };
         let common = core::mem::offset_of!(CallInfo, words);
         match self.stop().map(|stop| stop.reason) {
-            Some(Reason::CallBegins) => {
+            Some(reason @ (Reason::CallBegins | Reason::Event(Event::Seccomp))) => {
                 let [rdi, rsi, rdx, r10, r8, r9] = self.0.frame().arguments();
-                info.kind = BEGINS;
-                info.words = [registers.orig_rax, rdi, rsi, rdx, r10, r8, r9];
-                (info, size_of::<CallInfo>())
+                let message = self.message();
+                info.words = [registers.orig_rax, rdi, rsi, rdx, r10, r8, r9, message];
+                let (kind, len) = match reason {
+                    Reason::CallBegins => (BEGINS, 56),
+                    _ => (FILTERED, 60),
+                };
+                info.kind = kind;
+                (info, common + len)
             }
             Some(Reason::CallEnds) => {
                 info.kind = ENDS;

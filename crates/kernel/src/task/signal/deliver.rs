@@ -201,15 +201,24 @@ pub fn guest_fault(frame: &Frame) {
     }
     let action = *thread.process.signals.borrow_mut().action(signal);
     let blocked = thread.signals.borrow_mut().mask & bit(signal) != 0;
-    if thread.tracee.is_traced() {
-        // The tracer hears of it before it ends anything.
-        if blocked || action.handler == Action::IGNORE {
-            *thread.process.signals.borrow_mut().action(signal) = Action::default();
-            thread.signals.borrow_mut().mask &= !bit(signal);
-        }
-    } else if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
+    let is_fatal = blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT;
+    // A tracer hears of it before it ends anything.
+    if is_fatal && !thread.tracee.is_traced() {
         above().fatal_fault(frame, signal, code, address);
         exit::killed_by(signal);
+    }
+    force(&thread, info);
+}
+
+/// A signal that the running thread must not overlook: if it is blocked or ignored, its default action is
+/// done (`force_sig_info_to_task` in Linux' kernel/signal.c).
+pub fn force(thread: &Thread, info: SignalInfo) {
+    let signal = info.signal;
+    let action = *thread.process.signals.borrow_mut().action(signal);
+    let is_blocked = thread.signals.borrow_mut().mask & bit(signal) != 0;
+    if is_blocked || action.handler == Action::IGNORE {
+        *thread.process.signals.borrow_mut().action(signal) = Action::default();
+        thread.signals.borrow_mut().mask &= !bit(signal);
     }
     thread.signals.borrow_mut().pending.push_front(info);
     thread.needs_attention();

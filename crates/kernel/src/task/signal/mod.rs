@@ -7,7 +7,7 @@ mod number;
 
 use alloc::collections::VecDeque;
 
-pub use deliver::{before_return, guest_fault};
+pub use deliver::{before_return, force, guest_fault};
 pub use frame::sigreturn;
 pub use job_control::*;
 pub use number::*;
