@@ -128,6 +128,11 @@ fuzz: build ## Fuzz the parsers and the kernel (SECONDS_EACH=60 for each of the 
 miri: ## Run the tests of memory and codecs in Miri (takes a nightly toolchain)
 	@CARGO_TARGET_DIR=$(abspath $(TARGET)) scripts/miri $(PART)
 
+.PHONY: ltp
+ltp: build ## Run the tests of the Linux Test Project in sandboxes
+	@scripts/setup ltp
+	@THAW=$(abspath $(THAW)) scripts/ltp $(SUITES)
+
 conformance: build ## Run Go's and CPython's own tests, natively and in sandboxes
 	@scripts/setup conformance
 	@THAW=$(abspath $(THAW)) scripts/conformance $(SUITES)

@@ -62,15 +62,14 @@ static void handler(int signal, siginfo_t *info, void *context)
 }
 
 static int tid_of_thread;
-static int go_on[2];
+static int runs[2], go_on[2];
 
 static void *wait_in_thread(void *unused)
 {
     char byte;
     tid_of_thread = gettid();
-    write(go_on[1], "x", 1);
-    while (read(go_on[0], &byte, 1) != 1 || byte != 'e') {
-        usleep(1000);
+    write(runs[1], "x", 1);
+    while (read(go_on[0], &byte, 1) != 1) {
     }
     return unused;
 }
@@ -87,11 +86,12 @@ static void signals(void)
 
     action = (struct sigaction){.sa_sigaction = handler, .sa_flags = SA_SIGINFO};
     sigaction(SIGUSR2, &action, NULL);
+    pipe(runs);
     pipe(go_on);
     pthread_t thread;
     pthread_create(&thread, NULL, wait_in_thread, NULL);
     char byte;
-    read(go_on[0], &byte, 1);
+    read(runs[0], &byte, 1);
     siginfo_t info = {.si_signo = SIGUSR2, .si_code = SI_QUEUE, .si_value.sival_int = 777};
     say("sigqueue to a thread's id: %s", outcome(syscall(SYS_rt_sigqueueinfo, tid_of_thread, SIGUSR2, &info)));
     while (got_value == 0) {

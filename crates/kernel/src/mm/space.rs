@@ -373,7 +373,8 @@ impl AddressSpace {
     }
 
     pub(super) fn place(&self, placement: Placement, len: u64) -> Result<u64> {
-        let state = self.state.borrow_mut();
+        let mut state = self.state.borrow_mut();
+        let mmap_top = state.mmap_top;
         let check_fixed = |at: u64| {
             if at & 4095 != 0 {
                 Err(Errno::EINVAL)
@@ -402,7 +403,7 @@ impl AddressSpace {
                 .or_else(|| state.vmas.find_free_below(LOW_END, len))
                 .ok_or(Errno::ENOMEM),
             Placement::Hint(hint) => free_at(hint)
-                .or_else(|| state.vmas.find_free_below(state.mmap_top, len))
+                .or_else(|| state.vmas.find_free_below(mmap_top, len))
                 .or_else(|| state.vmas.find_free_below(GUEST_MAX, len))
                 .ok_or(Errno::ENOMEM),
         }

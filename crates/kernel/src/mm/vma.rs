@@ -211,8 +211,6 @@ impl VmaMap {
             self.full.start = start;
         } else if start == self.full.end {
             self.full.end = end;
-        } else if self.full.is_empty() {
-            self.full = start..end;
         }
     }
 
@@ -268,19 +266,32 @@ impl VmaMap {
     }
 
     /// The highest free range of `len` bytes below `ceiling`.
-    pub fn find_free_below(&self, ceiling: u64, len: u64) -> Option<u64> {
-        let mut end = ceiling.min(GUEST_MAX);
-        loop {
-            if self.full.start < end && end <= self.full.end {
-                end = self.full.start;
-            }
-            let Some((_, vma)) = self.areas.range(..end).next_back() else { break };
+    pub fn find_free_below(&mut self, ceiling: u64, len: u64) -> Option<u64> {
+        let ceiling = ceiling.min(GUEST_MAX);
+        let end = self.full_below(ceiling);
+        self.full = end..ceiling;
+        let mut end = end;
+        for vma in self.areas.range(..end).rev().map(|(_, vma)| vma) {
             if vma.end < end && end - vma.end >= len {
                 return Some(end - len);
             }
             end = end.min(vma.start);
         }
         (end >= GUEST_MIN && end - GUEST_MIN >= len).then(|| end - len)
+    }
+
+    /// Where the areas begin that follow each other without a free page up to `ceiling`.
+    fn full_below(&self, ceiling: u64) -> u64 {
+        let mut end = ceiling;
+        loop {
+            if self.full.start < end && end <= self.full.end {
+                end = self.full.start;
+            }
+            match self.areas.range(..end).next_back() {
+                Some((_, vma)) if vma.end >= end => end = vma.start,
+                _ => return end,
+            }
+        }
     }
 
     /// Whether no area overlaps a range.
@@ -371,7 +382,7 @@ mod tests {
             assert_eq!(map.find_free_below(ceiling, 0x1000), Some(page(n)));
             map.insert(anonymous(page(n), page(n - 1), (n % 2) as u32));
         }
-        assert_eq!(map.full, page(8)..ceiling);
+        assert_eq!(map.full, page(8)..ceiling, "all that was found and taken");
         map.remove(page(3), page(2));
         assert_eq!(map.full, page(8)..page(3), "the larger part");
         assert_eq!(map.find_free_below(ceiling, 0x2000), Some(page(10)));
