@@ -128,7 +128,7 @@ impl PreparedProgram {
         let Self { program, main, interpreter } = self;
         process.mm().clear()?;
         process.mm().gate.create(vdso::slots())?;
-        let layout = stack::Layout::random();
+        let layout = stack::Layout::of(process);
         process.mm().set_mmap_top(layout.mmap_top);
         let loaded = main.map(process, &program.file, elf::Role::Program)?;
         process.mm().set_brk_start(layout.brk_start(loaded.end));
@@ -197,6 +197,10 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
 pub fn take_credentials(process: &Process, new: Credentials) {
     let mut own = process.credentials.borrow_mut();
     process.dumpable.set(!new.has_other_ids() && own.permitted.contains(new.permitted));
+    if new.is_secure {
+        // `PER_CLEAR_ON_SETID` in Linux' personality.h.
+        process.personality.set(0);
+    }
     *own = new;
 }
 

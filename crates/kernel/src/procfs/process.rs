@@ -121,6 +121,9 @@ const FILES: &[(&str, u32, Content)] = &[
     ("mountinfo", 0o444, system::mountinfo),
     ("mounts", 0o444, system::mounts),
     ("mountstats", 0o400, system::mountstats),
+    ("personality", 0o400, |_, process| {
+        Ok(alloc::format!("{:08x}\n", process.personality.get()).into_bytes())
+    }),
     ("smaps", 0o444, memory::smaps),
     ("smaps_rollup", 0o444, memory::smaps_rollup),
     ("stat", 0o444, status::stat),
@@ -134,7 +137,6 @@ const CONSTANT: &[(&str, u32, &str)] = &[
     ("cpuset", 0o444, "/\n"),
     ("gid_map", 0o444, "         0          0 4294967295\n"),
     ("oom_score", 0o444, "0\n"),
-    ("personality", 0o400, "00000000\n"),
     ("projid_map", 0o444, "         0          0 4294967295\n"),
     ("schedstat", 0o444, "0 0 0\n"),
     ("setgroups", 0o444, "allow\n"),

@@ -401,7 +401,7 @@ pub const ENTRIES: &[Entry] = &[
     call!(129, tasks::signals::rt_sigqueueinfo, Full),
     call!(130, tasks::signals::rt_sigsuspend, Full),
     call!(131, tasks::signals::sigaltstack, Full),
-    call!(135, tasks::personality, Partial("PER_LINUX only")),
+    call!(135, tasks::personality, Partial("PER_LINUX, and ADDR_NO_RANDOMIZE")),
     call!(140, tasks::getpriority, Full),
     call!(141, tasks::setpriority, Partial(NOT_SCHEDULED)),
     call!(142, tasks::sched_setparam, Partial(NOT_SCHEDULED)),

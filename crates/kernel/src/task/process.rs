@@ -307,6 +307,8 @@ pub struct Process {
     pub posix_timers: crate::task::timers::posix::PosixTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
     pub dumpable: KernelCell<bool>,
+    /// personality(2): `ADDR_NO_RANDOMIZE` or nothing.
+    pub personality: KernelCell<u32>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
     pub is_subreaper: KernelCell<bool>,
     /// Whether it is the kernel's own first process, to which no signal gets.
@@ -358,7 +360,19 @@ impl Deref for Process {
     }
 }
 
+/// `ADDR_NO_RANDOMIZE` (personality(2)).
+pub const ADDR_NO_RANDOMIZE: u32 = 0x0004_0000;
+
 impl Process {
+    /// A random number with these bits, for an address of a new program (address space layout
+    /// randomization); 0 if the process does without (personality(2)).
+    pub fn random_bits(&self, bits: u64) -> u64 {
+        match self.personality.get() & ADDR_NO_RANDOMIZE {
+            0 => kernel().random.borrow_mut().next_u64() & bits,
+            _ => 0,
+        }
+    }
+
     /// The first process of a sandbox, without threads.
     pub fn first(credentials: Credentials, resources: ProcessFiles) -> Self {
         let family = Family::of_leader(FIRST_PID);
@@ -409,6 +423,7 @@ impl Process {
             auxiliary_vector: KernelCell::new(self.auxiliary_vector.borrow_mut().clone()),
             signals: KernelCell::new(self.signals.borrow_mut().inherited()),
             dumpable: KernelCell::new(self.dumpable.get()),
+            personality: KernelCell::new(self.personality.get()),
             oom_adjustment: KernelCell::new(self.oom_adjustment.get()),
             ..Self::new(pid, family, shares)
         }
@@ -440,6 +455,7 @@ impl Process {
             cpu_limit: Default::default(),
             posix_timers: Default::default(),
             dumpable: KernelCell::new(true),
+            personality: KernelCell::default(),
             is_subreaper: KernelCell::new(false),
             is_init: KernelCell::new(false),
             parent_death_signal: KernelCell::new(None),

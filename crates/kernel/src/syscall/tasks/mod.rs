@@ -33,7 +33,7 @@ use crate::platform::machine::{Machine, Memory, ThreadState, Threads};
 use crate::platform::user::UserAddress;
 use crate::state::{RELEASE, VERSION, kernel};
 use crate::task::ids::Tid;
-use crate::task::process::{RLIMIT_CPU, ResourceLimit};
+use crate::task::process::{ADDR_NO_RANDOMIZE, RLIMIT_CPU, ResourceLimit};
 use crate::task::signal::Signal;
 use crate::task::timers::cpu_limit;
 use crate::task::usage::LOAD_BITS;
@@ -398,14 +398,16 @@ fn limit(
     old.write_if_some(&current_limit)
 }
 
-/// personality(2): Linux, and nothing else.
-pub fn personality(Flags(persona): Flags) -> Result<()> {
+/// personality(2): Linux, with addresses that are random or not, and nothing else.
+pub fn personality(Flags(persona): Flags) -> Result<u64> {
+    let own = &current_process().personality;
+    let before = own.get();
     match persona {
-        0 | u32::MAX => Ok(()),
-        // ADDR_NO_RANDOMIZE would show at the next execve.
-        0x0004_0000 => Ok(()),
-        _ => Err(Errno::EINVAL),
+        u32::MAX => {}
+        0 | ADDR_NO_RANDOMIZE => own.set(persona),
+        _ => return Err(Errno::EINVAL),
     }
+    Ok(before.into())
 }
 
 /// membarrier(2): with one virtual CPU every barrier is in place; otherwise the
