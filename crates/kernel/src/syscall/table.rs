@@ -441,7 +441,7 @@ pub const ENTRIES: &[Entry] = &[
     call!(
         101,
         tasks::ptrace::ptrace,
-        Partial("no debug registers: they read as 0; no PTRACE_SYSEMU (EIO)")
+        Partial("debug registers watch no reads (EINVAL); no PTRACE_SYSEMU (EIO)")
     ),
     call!(310, tasks::ptrace::process_vm_readv, Full),
     call!(311, tasks::ptrace::process_vm_writev, Full),
