@@ -393,3 +393,11 @@ fn a_setting_takes_the_value_that_it_has() {
     assert_eq!(write("/proc/sys/kernel/ostype", "Linux"), Err(Errno::EACCES));
     assert_eq!(world.read("/proc/sys/net/core/somaxconn").unwrap(), "4096\n");
 }
+
+#[test]
+fn there_are_no_block_devices() {
+    // lsblk(8) does not go on without the directory.
+    let world = World::new();
+    assert!(world.walk("/sys/dev/block").is_ok());
+    assert_eq!(world.walk("/sys/dev/block/8:0").err(), Some(Errno::ENOENT));
+}
