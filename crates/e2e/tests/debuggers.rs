@@ -84,6 +84,35 @@ fn gdb_attaches_to_a_process() {
     }
 }
 
+#[test]
+fn gdb_watches_a_value_at_the_same_addresses_each_time() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (source, program) = (directory.path().join("watch.c"), directory.path().join("watch"));
+    fs::write(
+        &source,
+        "int value;\nint main(void) {\n    value = 7;\n    value = 9;\n    return 0;\n}\n",
+    )
+    .expect("a source");
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-g", "-O0", "-o"]).arg(&program).arg(&source);
+    let is_compiled = compiler.output().is_ok_and(|output| output.status.success());
+    if !is_compiled || !has("gdb") {
+        return;
+    }
+    let commands = ["break main", "run", "watch value", "continue", "continue", "print &value"];
+    let mut arguments = vec!["gdb", "-nx", "-q", "-batch"];
+    commands.iter().for_each(|command| arguments.extend(["-ex", command]));
+    arguments.push(path(&program));
+    let outcome = sandboxed(&arguments);
+    for line in ["Hardware watchpoint 2: value", "Old value = 0", "New value = 7", "New value = 9"]
+    {
+        assert!(outcome.stdout.contains(line), "no {line} in {outcome:?}");
+    }
+    // Where Linux puts position-independent programs without random addresses.
+    assert!(outcome.stdout.contains("0x55555555"), "{outcome:?}");
+    assert!(!outcome.stderr.contains("randomization"), "{outcome:?}");
+}
+
 /// The leak checker stops all threads by a process that shares their memory.
 #[test]
 fn the_leak_checker_finds_a_leak() {

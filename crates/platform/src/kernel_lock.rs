@@ -9,13 +9,15 @@
 #![allow(unsafe_code)]
 
 use core::sync::atomic::{
-    AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
-use crate::machine::{Machine, Memory, PROT_READ, PROT_WRITE, Processes, Sharing, Vcpus};
+use crate::machine::{
+    HostFd, HostFiles, Machine, Memory, PROT_READ, PROT_WRITE, Processes, Sharing, Vcpus,
+};
 use crate::memory::KernelRange;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
@@ -70,6 +72,14 @@ fn lock_word() -> &'static AtomicU32 {
 fn word(index: u32) -> &'static AtomicU32 {
     // SAFETY: inside the page, which stays mapped once the lock is real.
     unsafe { AtomicU32::from_ptr((WORDS as *mut u32).add(index as usize)) }
+}
+
+/// What is to be woken when the lock is given up, which protects this: the index of a wake word, and
+/// above it a descriptor plus 1 to which a byte is to be sent. It is in the lock's cache line.
+fn later() -> &'static AtomicU64 {
+    // SAFETY: two aligned words of the page, which stays mapped once the lock is real; nobody uses them as
+    // anything else.
+    unsafe { AtomicU64::from_ptr((WORDS as *mut u64).add(1)) }
 }
 
 /// Takes the lock.
@@ -142,11 +152,76 @@ pub fn give_way() {
 #[inline]
 pub fn release() {
     if is_enabled() {
-        let was = lock_word().swap(FREE, Release);
-        if was != TAKEN {
-            wake(was);
+        if later().load(Relaxed) != 0 {
+            return release_and_wake();
         }
+        give_up();
     }
+}
+
+#[inline]
+fn give_up() {
+    let was = lock_word().swap(FREE, Release);
+    if was != TAKEN {
+        wake(was);
+    }
+}
+
+#[cold]
+fn release_and_wake() {
+    let (index, fd) = take_later();
+    give_up();
+    wake_now(index, fd);
+}
+
+/// Wakes whoever sleeps at a wake word when the caller gives the lock up. Whoever is woken wants the lock
+/// first of all, and would find it taken before, sleep again and have to be woken once more.
+pub fn wake_later(wake_word: &'static AtomicU32) {
+    let index = (wake_word.as_ptr() as u64 - WORDS) as u32 / size_of::<u32>() as u32;
+    let (before, fd) = take_later();
+    if before != index {
+        wake_now(before, 0);
+    }
+    set_later(index, fd);
+}
+
+/// Sends a byte to whoever polls, in the same way.
+pub fn send_later(fd: HostFd) {
+    let (index, _) = take_later();
+    set_later(index, fd.0 as u32 + 1);
+}
+
+fn set_later(index: u32, fd: u32) {
+    if is_enabled() && lock_word().load(Relaxed) != DEAD {
+        later().store(u64::from(fd) << 32 | u64::from(index), Relaxed);
+    } else {
+        wake_now(index, fd);
+    }
+}
+
+fn take_later() -> (u32, u32) {
+    if !is_enabled() {
+        return (0, 0);
+    }
+    let both = later().load(Relaxed);
+    later().store(0, Relaxed);
+    (both as u32, (both >> 32) as u32)
+}
+
+fn wake_now(index: u32, fd: u32) {
+    if index != 0 {
+        // Others may have the same wake word: they look and sleep again.
+        Machine::wake(word(index), i32::MAX as u32);
+    }
+    if fd != 0 {
+        send_now(HostFd::new(fd as i32 - 1));
+    }
+}
+
+/// Sends a byte to whoever polls, at once.
+pub fn send_now(fd: HostFd) {
+    // Full means that somebody has woken it already.
+    let _ = Machine::send(fd, [1u8][..].into());
 }
 
 #[cold]

@@ -3,6 +3,7 @@
 #include "guest.h"
 #include <grp.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -11,8 +12,58 @@
 #include <sys/utsname.h>
 #include <sys/wait.h>
 
-int main(void)
+/* Where the stack, the heap and a mapping of a program are that is executed. */
+static void places(unsigned long *at)
 {
+    int ends[2];
+    MUST(pipe(ends));
+    pid_t pid = MUST(fork());
+    if (pid == 0) {
+        MUST(dup2(ends[1], 1));
+        execl("/proc/self/exe", "process_info", "places", NULL);
+        _exit(9);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    char line[200] = "";
+    MUST(read(ends[0], line, sizeof line - 1));
+    at[0] = at[1] = at[2] = 0;
+    sscanf(line, "%lx %lx %lx", &at[0], &at[1], &at[2]);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static int same_places(void)
+{
+    unsigned long one[3], other[3];
+    places(one);
+    places(other);
+    return one[0] != 0 && memcmp(one, other, sizeof one) == 0;
+}
+
+static void personalities(void)
+{
+    PART("personality");
+    say("random: %d\n", !same_places());
+    TRY(personality(ADDR_NO_RANDOMIZE));
+    TRY(personality(0xffffffff));
+    say("%d\n", same_places());
+    int file = MUST(open("/proc/self/personality", O_RDONLY));
+    char line[20] = "";
+    MUST(read(file, line, sizeof line - 1));
+    say("%s", line);
+    close(file);
+    TRY(personality(0));
+    TRY(personality(0xffffffff));
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "places") == 0) {
+        void *mapping = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        printf("%lx %lx %lx\n", (unsigned long)&mapping, (unsigned long)sbrk(0), (unsigned long)mapping);
+        return 0;
+    }
     PART("ids");
     IS(getpid() > 0 && getpid() == gettid());
     IS(syscall(SYS_getpid) == getpid());
@@ -132,8 +183,8 @@ int main(void)
     TRY(prctl(PR_SET_PDEATHSIG, 100));
     TRY(prctl(99999));
     TRY(prctl(PR_GET_NAME, 8));
-    TRY(personality(0xffffffff));
 
+    personalities();
     PART("arch_prctl");
     unsigned long base;
     TRY(syscall(SYS_arch_prctl, 0x1003, &base)); /* ARCH_GET_FS */

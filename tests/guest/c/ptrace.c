@@ -142,6 +142,66 @@ static void memory_and_breakpoints(void)
     await(pid, "end");
 }
 
+static volatile int watched[4];
+
+static void touch(int signal)
+{
+    (void)signal;
+    watched[0] = 5;
+}
+
+static void write_values(void)
+{
+    signal(SIGUSR1, touch);
+    for (int i = 0; i < 3; i++)
+        watched[1] = i;
+    watched[0] = 3;
+    raise(SIGUSR1);
+    watched[2] = marked(6);
+    _exit(watched[0] + watched[2]);
+}
+
+/* What the registers say of a stop, and where it is. */
+static void say_watched(pid_t pid, const char *what)
+{
+    await(pid, what);
+    siginfo_t info = {0};
+    ptrace(PTRACE_GETSIGINFO, pid, 0, &info);
+    long status = ptrace(PTRACE_PEEKUSER, pid, offsetof(struct user, u_debugreg[6]), 0);
+    long ip = ptrace(PTRACE_PEEKUSER, pid, offsetof(struct user, regs.rip), 0);
+    errno = 0;
+    int value = (int)ptrace(PTRACE_PEEKDATA, pid, watched, 0);
+    say("code %d, status %#lx, value %d, at the function: %d\n", info.si_code, status & 0x400f, value,
+        ip == (long)marked);
+}
+
+static void watchpoints(void)
+{
+    PART("watchpoints");
+    pid_t pid = start_traced(write_values);
+    TRY(ptrace(PTRACE_POKEUSER, pid, offsetof(struct user, u_debugreg[0]), watched));
+    TRY(ptrace(PTRACE_POKEUSER, pid, offsetof(struct user, u_debugreg[3]), marked));
+    TRY(ptrace(PTRACE_POKEUSER, pid, offsetof(struct user, u_debugreg[1]), -1L));
+    TRY(ptrace(PTRACE_POKEUSER, pid, offsetof(struct user, u_debugreg[4]), 1));
+    /* Four bytes that are written, and an instruction. */
+    TRY(ptrace(PTRACE_POKEUSER, pid, offsetof(struct user, u_debugreg[7]), 0xd0000L | 1 | 1 << 6));
+    say("control %#lx\n", ptrace(PTRACE_PEEKUSER, pid, offsetof(struct user, u_debugreg[7]), 0));
+    go(PTRACE_CONT, pid, 0);
+    say_watched(pid, "value");
+    go(PTRACE_CONT, pid, 0);
+    await(pid, "signal");
+    go(PTRACE_CONT, pid, SIGUSR1);
+    say_watched(pid, "value in a handler");
+    TRY(ptrace(PTRACE_POKEDATA, pid, watched, 11));
+    go(PTRACE_CONT, pid, 0);
+    say_watched(pid, "function");
+    TRY(ptrace(PTRACE_POKEUSER, pid, offsetof(struct user, u_debugreg[7]), 0));
+    go(PTRACE_SINGLESTEP, pid, 0);
+    await(pid, "step");
+    go(PTRACE_CONT, pid, 0);
+    await(pid, "end");
+}
+
 static void step_over_call(void)
 {
     __asm__ volatile("mov $110, %%eax\nsyscall\nmov $77, %%edi\nmov $231, %%eax\nsyscall" ::: "rax", "rcx", "r11");
@@ -519,6 +579,7 @@ int main(int count, char **arguments)
     rights(self);
     system_calls();
     memory_and_breakpoints();
+    watchpoints();
     steps_over_calls();
     signals();
     registers();

@@ -149,8 +149,7 @@ impl Object {
         let placement = match (self.header.kind, role) {
             (ET_EXEC, _) => Placement::FixedNoReplace(start),
             (_, Role::Program) => {
-                let mut random = crate::state::kernel().random.borrow_mut();
-                Placement::Hint(PIE_BASE + ((random.next_u64() & 0xfff_ffff) << 12))
+                Placement::Hint(PIE_BASE + (process.random_bits(0xfff_ffff) << 12))
             }
             (_, Role::Interpreter) => Placement::Hint(0),
         };

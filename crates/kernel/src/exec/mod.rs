@@ -128,7 +128,7 @@ impl PreparedProgram {
         let Self { program, main, interpreter } = self;
         process.mm().clear()?;
         process.mm().gate.create(vdso::slots())?;
-        let layout = stack::Layout::random();
+        let layout = stack::Layout::of(process);
         process.mm().set_mmap_top(layout.mmap_top);
         let loaded = main.map(process, &program.file, elf::Role::Program)?;
         process.mm().set_brk_start(layout.brk_start(loaded.end));
@@ -192,11 +192,18 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     Ok(frame.rax)
 }
 
+/// What a user may not ask of a program that has more rights (`PER_CLEAR_ON_SETID` in Linux' personality.h):
+/// `READ_IMPLIES_EXEC`, `ADDR_COMPAT_LAYOUT`, `MMAP_PAGE_ZERO`, `ADDR_NO_RANDOMIZE`.
+const PERSONALITY_OF_USER: u32 = 0x0040_0000 | 0x0020_0000 | 0x0010_0000 | 0x0004_0000;
+
 /// Gives a process what a program makes of it. Nobody looks into one that has more than before
 /// (`PR_GET_DUMPABLE`, prctl(2)).
 pub fn take_credentials(process: &Process, new: Credentials) {
     let mut own = process.credentials.borrow_mut();
     process.dumpable.set(!new.has_other_ids() && own.permitted.contains(new.permitted));
+    if new.is_secure {
+        process.personality.set(process.personality.get() & !PERSONALITY_OF_USER);
+    }
     *own = new;
 }
 

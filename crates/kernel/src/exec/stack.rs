@@ -31,14 +31,13 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Chooses a layout.
-    pub fn random() -> Self {
-        let mut random = kernel().random.borrow_mut();
+    /// Chooses a layout for a process.
+    pub fn of(process: &Process) -> Self {
         // 22 bits of pages for the stack, 28 for mappings and 13 for the heap:
         // as Linux on x86-64.
-        let stack_top = GUEST_MAX - ((random.next_u64() & 0x3f_ffff) << 12);
-        let mmap_top = stack_top - STACK_MAX - STACK_GAP - ((random.next_u64() & 0xfff_ffff) << 12);
-        let brk_gap = (random.next_u64() & 0x1fff) << 12;
+        let stack_top = GUEST_MAX - (process.random_bits(0x3f_ffff) << 12);
+        let mmap_top = stack_top - STACK_MAX - STACK_GAP - (process.random_bits(0xfff_ffff) << 12);
+        let brk_gap = process.random_bits(0x1fff) << 12;
         Self { stack_top, mmap_top, brk_gap }
     }
 

@@ -324,6 +324,16 @@ pub const fn file(name: &'static str, generate: fn() -> Result<Vec<u8>>) -> Item
     Item { name, kind: Kind::File(generate) }
 }
 
+/// A setting with fixed content, and one whose content is made: both stay as they are.
+pub const fn setting(name: &'static str, text: &'static str) -> Item {
+    Item { name, kind: Kind::FixedText(text) }
+}
+
+/// See [`setting`].
+pub const fn bound(name: &'static str, generate: fn() -> Result<Vec<u8>>) -> Item {
+    Item { name, kind: Kind::Fixed(generate) }
+}
+
 /// A directory of a fixed tree.
 pub const fn directory(name: &'static str, items: &'static [Item]) -> Item {
     Item { name, kind: Kind::Directory(items) }
@@ -337,6 +347,10 @@ pub enum Kind {
     File(fn() -> Result<Vec<u8>>),
     /// A file with fixed content.
     Text(&'static str),
+    /// A setting that stays as it is, with fixed content.
+    FixedText(&'static str),
+    /// A setting that stays as it is.
+    Fixed(fn() -> Result<Vec<u8>>),
     /// A file that can be written to.
     Setting(fn() -> Result<Vec<u8>>, fn(&[u8]) -> Result<()>),
     /// A symbolic link.
@@ -360,6 +374,8 @@ impl Kind {
             Self::Directory(items) => Directory::new(place, Fixed(items)),
             Self::File(generate) => Generated::new(place, 0o444, Arc::new(*generate), None),
             Self::Text(text) => Generated::read_only(place, move || Ok(text.as_bytes().to_vec())),
+            Self::FixedText(text) => stays(place, Arc::new(|| Ok(text.as_bytes().to_vec()))),
+            Self::Fixed(generate) => stays(place, Arc::new(*generate)),
             Self::Setting(generate, accept) => {
                 Generated::new(place, 0o644, Arc::new(*generate), Some(Arc::new(*accept)))
             }
@@ -369,6 +385,19 @@ impl Kind {
             Self::Made(_, make) => make(&place),
         }
     }
+}
+
+/// A setting that takes no other value than it has: as in a container, where `/proc/sys` is read-only.
+fn stays(place: Place, generate: Generate) -> Arc<dyn Inode> {
+    let has = generate.clone();
+    let accept = move |new: &[u8]| {
+        let words = |text: &[u8]| -> Vec<Vec<u8>> {
+            let words = text.split(|byte| byte.is_ascii_whitespace() || *byte == 0);
+            words.filter(|word| !word.is_empty()).map(<[u8]>::to_vec).collect()
+        };
+        if words(&has()?) == words(new) { Ok(()) } else { Err(Errno::EROFS) }
+    };
+    Generated::new(place, 0o644, generate, Some(Arc::new(accept)))
 }
 
 /// The names of a directory in a fixed tree.

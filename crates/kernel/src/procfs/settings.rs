@@ -8,7 +8,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::fd_table::NR_OPEN;
 use crate::fs::inode::{FileType, Inode};
 use crate::fs::inotify;
-use crate::fs::pseudo::{Item, Kind, Place, directory, file, text};
+use crate::fs::pseudo::{Item, Kind, Place, bound, directory, file, setting, text};
 use crate::ipc::aio;
 use crate::ipc::mqueue::QUEUES_MAX;
 use crate::ipc::mqueue::queue::{MESSAGE_BYTES_MAX, MESSAGES_MAX};
@@ -31,86 +31,86 @@ pub(super) const SYS: &[Item] = &[
 
 const KERNEL: &[Item] = &[
     text("cap_last_cap", "40\n"),
-    text("core_pattern", "core\n"),
-    text("core_uses_pid", "0\n"),
-    text("dmesg_restrict", "1\n"),
+    setting("core_pattern", "core\n"),
+    setting("core_uses_pid", "0\n"),
+    setting("dmesg_restrict", "1\n"),
     file("domainname", || Ok([&*kernel().shown_domainname(), b"\n"].concat())),
     Item { name: "hostname", kind: Kind::Setting(hostname, set_hostname) },
-    text("io_uring_disabled", "2\n"),
-    text("kptr_restrict", "1\n"),
-    text("msgmax", "8192\n"),
-    text("msgmnb", "16384\n"),
-    text("msgmni", "32000\n"),
+    setting("io_uring_disabled", "2\n"),
+    setting("kptr_restrict", "1\n"),
+    setting("msgmax", "8192\n"),
+    setting("msgmnb", "16384\n"),
+    setting("msgmni", "32000\n"),
     text("ngroups_max", "65536\n"),
-    text("numa_balancing", "0\n"),
+    setting("numa_balancing", "0\n"),
     file("osrelease", || Ok(format!("{RELEASE}\n").into_bytes())),
     text("ostype", "Linux\n"),
-    text("overflowgid", "65534\n"),
-    text("overflowuid", "65534\n"),
-    text("perf_event_paranoid", "4\n"),
-    text("panic", "0\n"),
-    text("pid_max", "4194304\n"),
-    text("printk", "4\t4\t1\t7\n"),
+    setting("overflowgid", "65534\n"),
+    setting("overflowuid", "65534\n"),
+    setting("perf_event_paranoid", "4\n"),
+    setting("panic", "0\n"),
+    setting("pid_max", "4194304\n"),
+    setting("printk", "4\t4\t1\t7\n"),
     directory("pty", PTY),
     directory("random", RANDOM),
-    text("randomize_va_space", "2\n"),
-    text("sched_child_runs_first", "0\n"),
-    text("sched_rt_period_us", "1000000\n"),
-    text("sched_rt_runtime_us", "950000\n"),
+    setting("randomize_va_space", "2\n"),
+    setting("sched_child_runs_first", "0\n"),
+    setting("sched_rt_period_us", "1000000\n"),
+    setting("sched_rt_runtime_us", "950000\n"),
     directory("seccomp", SECCOMP),
-    text("sem", "32000\t1024000\t500\t32000\n"),
-    text("shmall", "18446744073692774399\n"),
-    text("shmmax", "18446744073692774399\n"),
-    text("shmmni", "4096\n"),
-    text("sysrq", "0\n"),
-    text("tainted", "0\n"),
-    text("threads-max", "32768\n"),
-    text("unprivileged_bpf_disabled", "2\n"),
+    setting("sem", "32000\t1024000\t500\t32000\n"),
+    setting("shmall", "18446744073692774399\n"),
+    setting("shmmax", "18446744073692774399\n"),
+    setting("shmmni", "4096\n"),
+    setting("sysrq", "0\n"),
+    setting("tainted", "0\n"),
+    setting("threads-max", "32768\n"),
+    setting("unprivileged_bpf_disabled", "2\n"),
     file("version", || Ok(format!("{VERSION}\n").into_bytes())),
 ];
 
 const SECCOMP: &[Item] =
     &[text("actions_avail", ACTION_NAMES), text("actions_logged", LOGGED_NAMES)];
 
-const PTY: &[Item] = &[text("max", "4096\n")];
+const PTY: &[Item] = &[setting("max", "4096\n")];
 
 const RANDOM: &[Item] = &[
     file("boot_id", || Ok(uuid(kernel().fs.boot_id()))),
     text("entropy_avail", "256\n"),
     text("poolsize", "256\n"),
-    text("urandom_min_reseed_secs", "60\n"),
+    setting("urandom_min_reseed_secs", "60\n"),
     file("uuid", || {
         let mut random = [0; 16];
         kernel().random.borrow_mut().fill(&mut random);
         Ok(uuid(random))
     }),
-    text("write_wakeup_threshold", "256\n"),
+    setting("write_wakeup_threshold", "256\n"),
 ];
 
 const VM: &[Item] = &[
-    text("dirty_background_ratio", "10\n"),
-    text("dirty_ratio", "20\n"),
-    text("max_map_count", "65530\n"),
+    setting("dirty_background_ratio", "10\n"),
+    setting("dirty_ratio", "20\n"),
+    setting("max_map_count", "65530\n"),
     // The lowest address that the guest may map (`layout::GUEST_MIN`).
-    text("mmap_min_addr", "1048576\n"),
-    text("min_free_kbytes", "0\n"),
-    text("nr_hugepages", "0\n"),
-    text("nr_overcommit_hugepages", "0\n"),
-    text("overcommit_kbytes", "0\n"),
-    text("overcommit_memory", "0\n"),
-    text("overcommit_ratio", "50\n"),
-    text("page-cluster", "3\n"),
-    text("panic_on_oom", "0\n"),
-    text("swappiness", "0\n"),
-    text("vfs_cache_pressure", "100\n"),
-    text("zone_reclaim_mode", "0\n"),
+    setting("mmap_min_addr", "1048576\n"),
+    setting("min_free_kbytes", "0\n"),
+    setting("nr_hugepages", "0\n"),
+    setting("nr_overcommit_hugepages", "0\n"),
+    setting("overcommit_kbytes", "0\n"),
+    setting("overcommit_memory", "0\n"),
+    setting("overcommit_ratio", "50\n"),
+    setting("page-cluster", "3\n"),
+    setting("panic_on_oom", "0\n"),
+    setting("swappiness", "0\n"),
+    setting("vfs_cache_pressure", "100\n"),
+    setting("zone_reclaim_mode", "0\n"),
 ];
 
 const FS: &[Item] = &[
-    file("aio-max-nr", || Ok(format!("{}\n", aio::REQUESTS_MAX).into_bytes())),
+    bound("aio-max-nr", || Ok(format!("{}\n", aio::REQUESTS_MAX).into_bytes())),
     file("aio-nr", || Ok(format!("{}\n", kernel().aio.requests()).into_bytes())),
-    directory("epoll", &[text("max_user_watches", "1048576\n")]),
-    text("file-max", "9223372036854775807\n"),
+    directory("epoll", &[setting("max_user_watches", "1048576\n")]),
+    setting("file-max", "9223372036854775807\n"),
     file("file-nr", || {
         let processes = kernel().tasks.all_processes();
         let open: usize = processes
@@ -122,30 +122,30 @@ const FS: &[Item] = &[
     text("inode-nr", "0\t0\n"),
     directory("inotify", INOTIFY),
     directory("mqueue", MQUEUE),
-    text("lease-break-time", "45\n"),
-    text("leases-enable", "0\n"),
-    file("nr_open", || Ok(format!("{NR_OPEN}\n").into_bytes())),
-    text("pipe-max-size", "1048576\n"),
-    text("pipe-user-pages-soft", "16384\n"),
-    text("protected_fifos", "0\n"),
-    text("protected_hardlinks", "0\n"),
-    text("protected_regular", "0\n"),
-    text("protected_symlinks", "0\n"),
-    text("suid_dumpable", "0\n"),
+    setting("lease-break-time", "45\n"),
+    setting("leases-enable", "0\n"),
+    bound("nr_open", || Ok(format!("{NR_OPEN}\n").into_bytes())),
+    setting("pipe-max-size", "1048576\n"),
+    setting("pipe-user-pages-soft", "16384\n"),
+    setting("protected_fifos", "0\n"),
+    setting("protected_hardlinks", "0\n"),
+    setting("protected_regular", "0\n"),
+    setting("protected_symlinks", "0\n"),
+    setting("suid_dumpable", "0\n"),
 ];
 
 const INOTIFY: &[Item] = &[
-    file("max_queued_events", || Ok(format!("{}\n", inotify::QUEUE_MAX).into_bytes())),
-    file("max_user_instances", || Ok(format!("{}\n", inotify::INSTANCES_MAX).into_bytes())),
-    file("max_user_watches", || Ok(format!("{}\n", inotify::WATCHES_MAX).into_bytes())),
+    bound("max_queued_events", || Ok(format!("{}\n", inotify::QUEUE_MAX).into_bytes())),
+    bound("max_user_instances", || Ok(format!("{}\n", inotify::INSTANCES_MAX).into_bytes())),
+    bound("max_user_watches", || Ok(format!("{}\n", inotify::WATCHES_MAX).into_bytes())),
 ];
 
 const MQUEUE: &[Item] = &[
-    text("msg_default", "10\n"),
-    file("msg_max", || Ok(format!("{MESSAGES_MAX}\n").into_bytes())),
-    text("msgsize_default", "8192\n"),
-    file("msgsize_max", || Ok(format!("{MESSAGE_BYTES_MAX}\n").into_bytes())),
-    file("queues_max", || Ok(format!("{QUEUES_MAX}\n").into_bytes())),
+    setting("msg_default", "10\n"),
+    bound("msg_max", || Ok(format!("{MESSAGES_MAX}\n").into_bytes())),
+    setting("msgsize_default", "8192\n"),
+    bound("msgsize_max", || Ok(format!("{MESSAGE_BYTES_MAX}\n").into_bytes())),
+    bound("queues_max", || Ok(format!("{QUEUES_MAX}\n").into_bytes())),
 ];
 
 const SYS_NET: &[Item] = &[
@@ -156,30 +156,30 @@ const SYS_NET: &[Item] = &[
 ];
 
 const NET_CORE: &[Item] = &[
-    text("netdev_max_backlog", "1000\n"),
-    text("rmem_default", "212992\n"),
-    text("rmem_max", "212992\n"),
-    text("somaxconn", "4096\n"),
-    text("wmem_default", "212992\n"),
-    text("wmem_max", "212992\n"),
+    setting("netdev_max_backlog", "1000\n"),
+    setting("rmem_default", "212992\n"),
+    setting("rmem_max", "212992\n"),
+    setting("somaxconn", "4096\n"),
+    setting("wmem_default", "212992\n"),
+    setting("wmem_max", "212992\n"),
 ];
 
 const NET_IPV4: &[Item] = &[
-    text("ip_local_port_range", "32768\t60999\n"),
-    text("ip_unprivileged_port_start", "1024\n"),
-    text("tcp_fin_timeout", "60\n"),
-    text("tcp_keepalive_intvl", "75\n"),
-    text("tcp_keepalive_probes", "9\n"),
-    text("tcp_keepalive_time", "7200\n"),
-    text("tcp_max_syn_backlog", "4096\n"),
-    text("tcp_rmem", "4096\t131072\t6291456\n"),
-    text("tcp_wmem", "4096\t16384\t4194304\n"),
+    setting("ip_local_port_range", "32768\t60999\n"),
+    setting("ip_unprivileged_port_start", "1024\n"),
+    setting("tcp_fin_timeout", "60\n"),
+    setting("tcp_keepalive_intvl", "75\n"),
+    setting("tcp_keepalive_probes", "9\n"),
+    setting("tcp_keepalive_time", "7200\n"),
+    setting("tcp_max_syn_backlog", "4096\n"),
+    setting("tcp_rmem", "4096\t131072\t6291456\n"),
+    setting("tcp_wmem", "4096\t16384\t4194304\n"),
 ];
 
 const NET_IPV6: &[Item] = &[directory("conf", NET_IPV6_CONF)];
 const NET_IPV6_CONF: &[Item] = &[directory("all", NET_IPV6_ALL)];
-const NET_IPV6_ALL: &[Item] = &[text("disable_ipv6", "0\n")];
-const NET_UNIX: &[Item] = &[text("max_dgram_qlen", "10\n")];
+const NET_IPV6_ALL: &[Item] = &[setting("disable_ipv6", "0\n")];
+const NET_UNIX: &[Item] = &[setting("max_dgram_qlen", "10\n")];
 
 /// A random (version 4) UUID (RFC 9562, section 5.4), and a newline.
 pub(super) fn uuid(mut random: [u8; 16]) -> Vec<u8> {

@@ -401,7 +401,11 @@ pub const ENTRIES: &[Entry] = &[
     call!(129, tasks::signals::rt_sigqueueinfo, Full),
     call!(130, tasks::signals::rt_sigsuspend, Full),
     call!(131, tasks::signals::sigaltstack, Full),
-    call!(135, tasks::personality, Partial("kept and inherited, but changes nothing")),
+    call!(
+        135,
+        tasks::personality,
+        Partial("kept and inherited; of all, only ADDR_NO_RANDOMIZE changes anything")
+    ),
     call!(140, tasks::getpriority, Full),
     call!(141, tasks::setpriority, Partial(NOT_SCHEDULED)),
     call!(142, tasks::sched_setparam, Partial(NOT_SCHEDULED)),
@@ -435,7 +439,7 @@ pub const ENTRIES: &[Entry] = &[
     call!(
         101,
         tasks::ptrace::ptrace,
-        Partial("no debug registers: they read as 0; no PTRACE_SYSEMU (EIO)")
+        Partial("debug registers watch no reads (EINVAL); no PTRACE_SYSEMU (EIO)")
     ),
     call!(
         317,

@@ -48,7 +48,7 @@ const ROOT: &[Item] = &[
     directory("block", &[]),
     directory("bus", &[]),
     directory("class", CLASS),
-    directory("dev", &[]),
+    directory("dev", &[directory("block", &[]), directory("char", &[])]),
     directory("devices", &[directory("system", SYSTEM)]),
     directory("fs", &[directory("cgroup", &[])]),
     directory("kernel", KERNEL),

@@ -364,7 +364,19 @@ impl Deref for Process {
     }
 }
 
+/// `ADDR_NO_RANDOMIZE` (personality(2)).
+pub const ADDR_NO_RANDOMIZE: u32 = 0x0004_0000;
+
 impl Process {
+    /// A random number with these bits, for an address of a new program (address space layout
+    /// randomization); 0 if the process does without (personality(2)).
+    pub fn random_bits(&self, bits: u64) -> u64 {
+        match self.personality.get() & ADDR_NO_RANDOMIZE {
+            0 => kernel().random.borrow_mut().next_u64() & bits,
+            _ => 0,
+        }
+    }
+
     /// The first process of a sandbox, without threads.
     pub fn first(credentials: Credentials, resources: ProcessFiles) -> Self {
         let family = Family::of_leader(FIRST_PID);

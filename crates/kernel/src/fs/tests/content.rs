@@ -379,3 +379,26 @@ fn nothing_writes_to_the_program_of_a_process() {
     *current_process().executable.borrow_mut() = None;
     assert!(world.open("/bin/tool", OpenFlags::RDWR).is_ok());
 }
+
+#[test]
+fn a_setting_takes_the_value_that_it_has() {
+    let world = World::new();
+    let write = |path: &str, text: &str| {
+        let open = world.open(path, OpenFlags::WRONLY | OpenFlags::TRUNC)?;
+        open.write(&mut Source::kernel(text.as_bytes()))
+    };
+    assert_eq!(write("/proc/sys/net/core/somaxconn", "4096"), Ok(4));
+    assert_eq!(write("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999\n"), Ok(12));
+    assert_eq!(write("/proc/sys/net/core/somaxconn", "1024\n"), Err(Errno::EROFS));
+    assert_eq!(write("/proc/sys/fs/inotify/max_user_watches", "1"), Err(Errno::EROFS));
+    assert_eq!(write("/proc/sys/kernel/ostype", "Linux"), Err(Errno::EACCES));
+    assert_eq!(world.read("/proc/sys/net/core/somaxconn").unwrap(), "4096\n");
+}
+
+#[test]
+fn there_are_no_block_devices() {
+    // lsblk(8) does not go on without the directory.
+    let world = World::new();
+    assert!(world.walk("/sys/dev/block").is_ok());
+    assert_eq!(world.walk("/sys/dev/block/8:0").err(), Some(Errno::ENOENT));
+}

@@ -36,7 +36,7 @@ use crate::host::{control, phases};
 use crate::mm::{arena, populate};
 use crate::platform::boot_area::of_process;
 use crate::platform::kernel_lock;
-use crate::platform::machine::{Clocks, Forked, HostFiles, Machine, Processes, Threads, Vcpus};
+use crate::platform::machine::{Clocks, Forked, Machine, Processes, Threads, Vcpus};
 use crate::state::kernel;
 use crate::task::host_poll;
 use crate::time::timer;
@@ -204,8 +204,11 @@ pub fn interrupt(thread: &Thread) {
 pub fn end_wait(number: usize) {
     if let Some(vcpu) = table::vcpu(number).filter(|_| kernel_lock::is_enabled()) {
         vcpu.wake_word().fetch_add(1, Relaxed);
-        if WATCHER.load(Relaxed) == number {
-            wake_watcher();
+        if WATCHER.load(Relaxed) == number
+            && let Some(wake_sender) = arena::wake_sender()
+        {
+            // The lock may be another one's.
+            kernel_lock::send_now(wake_sender);
         }
     }
 }
@@ -217,14 +220,12 @@ pub fn attend_interruption() {
 
 fn wake_vcpu(vcpu: &Vcpu) {
     vcpu.wake_word().fetch_add(1, Relaxed);
-    // Other vCPUs may have the same wake_word: they look and sleep again.
-    Machine::wake(vcpu.wake_word(), i32::MAX as u32);
+    kernel_lock::wake_later(vcpu.wake_word());
 }
 
 fn wake_watcher() {
     if let Some(wake_sender) = arena::wake_sender() {
-        // Full means that somebody has woken it already.
-        let _ = Machine::send(wake_sender, [1u8][..].into());
+        kernel_lock::send_later(wake_sender);
     }
 }
 
@@ -473,5 +474,34 @@ pub fn end_if_told() {
     let ending = ENDING.load(Relaxed);
     if ending != 0 && is_first() {
         Machine::exit(ending - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+    use crate::platform::machine::HostFd;
+    use crate::testing::Sandbox;
+
+    #[test]
+    fn whoever_is_woken_finds_the_lock_free() {
+        let _sandbox = Sandbox::new();
+        kernel_lock::enable().unwrap();
+        let (sender, watcher) = UnixDatagram::pair().unwrap();
+        watcher.set_nonblocking(true).unwrap();
+        let is_woken = || watcher.recv(&mut [0; 8]).is_ok();
+        kernel_lock::send_later(HostFd::new(sender.as_raw_fd()));
+        // Another wake-up loses none.
+        wake_vcpu(own_vcpu());
+        assert!(!is_woken(), "it would wait for the lock");
+        kernel_lock::release();
+        assert!(is_woken());
+        kernel_lock::acquire();
+        kernel_lock::release();
+        assert!(!is_woken(), "once is enough");
+        kernel_lock::acquire();
     }
 }

@@ -1,7 +1,7 @@
 //! Stops at system calls (ptrace(2), "Syscall-stops").
 
 use super::stop::stop;
-use super::{Mode, Options, Reason, Stop};
+use super::{Mode, Options, Reason, Stop, watch};
 use crate::platform::registers::{Frame, TRAP_FLAG};
 use crate::task::signal::{self, SI_USER, SIGTRAP, SignalInfo};
 use crate::task::thread::{Thread, current};
@@ -24,13 +24,11 @@ pub enum Entered {
 /// The running thread begins a system call, which its tracer may change.
 pub fn enter(frame: &Frame) -> Entered {
     let thread = current();
-    match mode(&thread) {
-        None | Some(Mode::Free) => return Entered::Perform,
-        Some(Mode::Step) => {
-            frame.set_r11(frame.r11() & !TRAP_FLAG);
-            return Entered::Perform;
-        }
-        Some(Mode::ToCall) => {}
+    if thread.tracee.with(|tracing| tracing.has_trap_flag) == Some(true) {
+        frame.set_r11(frame.r11() & !TRAP_FLAG);
+    }
+    if mode(&thread) != Some(Mode::ToCall) {
+        return Entered::Perform;
     }
     stop_at(&thread, Reason::CallBegins, MESSAGE_BEGINS);
     if thread.is_dying() || is_left_out(frame) { Entered::Skip } else { Entered::Perform }
@@ -45,7 +43,9 @@ fn is_left_out(frame: &Frame) -> bool {
 pub fn leave(frame: &Frame) {
     let thread = current();
     match mode(&thread) {
-        None | Some(Mode::Free) => {}
+        None => {}
+        // After rt_sigreturn(2) it has the flags of before.
+        Some(Mode::Free) => watch::go_on(&thread),
         Some(Mode::ToCall) => stop_at(&thread, Reason::CallEnds, MESSAGE_ENDS),
         Some(Mode::Step) => end_step(&thread, frame),
     }

@@ -83,6 +83,7 @@ pub fn executed(old: Tid) {
         return;
     };
     visit::put_back_sites(&thread.process);
+    thread.tracee.with(|tracing| tracing.debug = None);
     if options.contains(Options::EXEC) {
         report(Event::Exec, old.number().into());
     } else if attachment == Attachment::Classic {

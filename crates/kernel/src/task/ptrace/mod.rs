@@ -21,6 +21,7 @@ pub mod registers;
 pub mod requests;
 mod stop;
 pub mod tracees;
+mod watch;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -30,6 +31,7 @@ use bitflags::bitflags;
 pub use stop::{Group, before_return, deliver, handler_begins, wait_for_tracer};
 pub(super) use stop::{continued, killed, stopped};
 pub use tracees::{EndedTracee, Tracees};
+pub use watch::{Stepped, stepped};
 
 use super::ids::{Pid, Tid};
 use super::process::Life;
@@ -169,6 +171,8 @@ struct Tracing {
     group_stop: Option<Signal>,
     /// Whether the trap flag in its registers was set for a step.
     has_trap_flag: bool,
+    /// Its debug registers, if its tracer has set any.
+    debug: Option<Box<watch::DebugRegisters>>,
 }
 
 /// What a thread keeps for its tracer.
@@ -285,6 +289,7 @@ fn begin(thread: &Arc<Thread>, tracer: Tid, by: Pid, attachment: Attachment, opt
         trap_is_due: false,
         group_stop: None,
         has_trap_flag: false,
+        debug: None,
     }));
     kernel().tasks.tracees.add(thread);
 }

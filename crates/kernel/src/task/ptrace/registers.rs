@@ -1,5 +1,6 @@
 //! Registers of a tracee (ptrace(2), `PTRACE_GETREGS`, `PTRACE_GETREGSET`, `PTRACE_PEEKUSER`).
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use thaw_abi::layout::{GUEST_MAX, KERNEL_BASE};
@@ -8,6 +9,7 @@ use crate::errno::{Errno, Result};
 use crate::platform::fpu::{self, FpuState, LEGACY_AND_HEADER};
 use crate::platform::machine::{SystemCallSites, ThreadState};
 use crate::platform::registers::{RETURN_FULL, USER_CS, USER_SS};
+use crate::task::ptrace::watch::DebugRegisters;
 use crate::task::signal::frame::checked_flags;
 use crate::task::thread::Thread;
 
@@ -180,19 +182,22 @@ pub fn set_vector(thread: &Thread, new: &[u8]) -> Result<()> {
 
 /// Bytes of `struct user`.
 const USER_SIZE: u64 = 912;
-/// Where the debug registers stand in it. There are none: they read as 0.
+/// Where the debug registers stand in it.
 const DEBUG_REGISTERS: u64 = 848;
 
 /// A word of `struct user`; `EIO` outside of it.
 pub fn user_word(thread: &Thread, offset: u64) -> Result<u64> {
     let index = user_index(offset)?;
+    if let Some(index) = debug_index(offset) {
+        let word = thread.tracee.with(|tracing| Some(tracing.debug.as_deref()?.get(index)));
+        return Ok(word.flatten().unwrap_or_else(|| DebugRegisters::new().get(index)));
+    }
     let registers = general(thread);
     let words: &[u64] = bytemuck::cast_slice(core::slice::from_ref(&registers));
     Ok(words.get(index).copied().unwrap_or(0))
 }
 
-/// Replaces a word of `struct user`. A debug register takes 0 only (`EINVAL`), other words that are no
-/// registers nothing (`EIO`).
+/// Replaces a word of `struct user`. Those that are no registers take nothing (`EIO`).
 pub fn set_user_word(thread: &Thread, offset: u64, value: u64) -> Result<()> {
     let index = user_index(offset)?;
     let mut registers = general(thread);
@@ -202,11 +207,16 @@ pub fn set_user_word(thread: &Thread, offset: u64, value: u64) -> Result<()> {
         *word = value;
         return set_general(thread, &registers);
     }
-    match offset {
-        DEBUG_REGISTERS.. if value == 0 => Ok(()),
-        DEBUG_REGISTERS.. => Err(Errno::EINVAL),
-        _ => Err(Errno::EIO),
-    }
+    let index = debug_index(offset).ok_or(Errno::EIO)?;
+    let outcome = thread.tracee.with(|tracing| {
+        let debug = tracing.debug.get_or_insert_with(|| Box::new(DebugRegisters::new()));
+        debug.set(index, value)
+    });
+    outcome.unwrap_or(Err(Errno::ESRCH))
+}
+
+fn debug_index(offset: u64) -> Option<usize> {
+    Some((offset.checked_sub(DEBUG_REGISTERS)? / 8) as usize)
 }
 
 fn user_index(offset: u64) -> Result<usize> {
@@ -253,8 +263,8 @@ mod tests {
         assert_eq!(user_word(&thread, 3), Err(Errno::EIO));
         assert_eq!(user_word(&thread, USER_SIZE), Err(Errno::EIO));
         assert_eq!(user_word(&thread, DEBUG_REGISTERS), Ok(0));
-        assert_eq!(set_user_word(&thread, DEBUG_REGISTERS + 56, 0), Ok(()));
-        assert_eq!(set_user_word(&thread, DEBUG_REGISTERS + 56, 1), Err(Errno::EINVAL));
+        assert_eq!(set_user_word(&thread, DEBUG_REGISTERS, 0), Err(Errno::ESRCH), "nobody traces");
+        assert_eq!(set_user_word(&thread, DEBUG_REGISTERS - 8, 1), Err(Errno::EIO));
     }
 
     #[test]

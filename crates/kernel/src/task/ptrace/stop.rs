@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use super::{Attachment, Event, Mode, Reason, Stop, Tracing, clear_trap_flag, urge};
+use super::{Attachment, Event, Mode, Reason, Stop, Tracing, clear_trap_flag, urge, watch};
 use crate::state::kernel;
 use crate::task::process::Life;
 use crate::task::signal::{self, Action, SIGCHLD, SIGTRAP, Signal, SignalInfo, bit};
@@ -55,6 +55,7 @@ pub(super) fn stop(thread: &Thread, stop: Stop) -> Option<SignalInfo> {
         scheduler::block_uninterruptibly(&thread.tracee.resumed);
     }
     thread.tracee.with(|tracing| tracing.stop = None);
+    watch::begin(thread);
     thread.tracee.injected.borrow_mut().take()
 }
 
@@ -90,6 +91,7 @@ pub fn handler_begins(thread: &Thread) {
         let code = SIGTRAP.number();
         stop(thread, Stop::notice(Reason::Signal, SIGTRAP, code));
     }
+    watch::go_on(thread);
 }
 
 /// Whether a thread of a stopped process waits for its tracer rather than for `SIGCONT`.

@@ -10,10 +10,10 @@ use crate::errno::{Errno, Result};
 use crate::host::control;
 use crate::mm::shared::{SEGV_MAPERR, page_in};
 use crate::platform::machine::{Machine, SystemCallSites, ThreadState, Vcpus};
-use crate::platform::registers::{Frame, RETURN_FULL};
+use crate::platform::registers::{DEBUG_EXCEPTION, Frame, RETURN_FULL};
 use crate::task::hooks::above;
 use crate::task::process::Life;
-use crate::task::ptrace::{self, Group};
+use crate::task::ptrace::{self, Group, Stepped};
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
 use crate::task::{exit, host_process, oom_killer, scheduler};
@@ -192,7 +192,13 @@ pub fn guest_fault(frame: &Frame) {
     {
         return;
     }
-    let (code, address) = classify(&thread, frame);
+    let (mut code, address) = classify(&thread, frame);
+    if frame.signal() == SIGTRAP.number() && frame.trap() == DEBUG_EXCEPTION {
+        match ptrace::stepped(&thread, frame, code) {
+            Stepped::Stops(as_code) => code = as_code,
+            Stepped::GoesOn => return,
+        }
+    }
     // The host has no others either.
     let Some(signal) = Signal::from_number(frame.signal()) else { return };
     let mut info = SignalInfo::fault(signal, code, address);
