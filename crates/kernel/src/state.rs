@@ -41,8 +41,8 @@ pub struct Kernel {
     pub net: crate::net::Network,
     /// Host name, as in uname(2).
     pub hostname: KernelCell<Vec<u8>>,
-    /// NIS domain name; empty: none was set.
-    pub domainname: KernelCell<Vec<u8>>,
+    /// NIS domain name, once it was set.
+    pub domainname: KernelCell<Option<Vec<u8>>>,
     /// Clock offsets.
     pub clocks: crate::time::clock::Clocks,
     /// Random numbers for the guest.
@@ -116,8 +116,7 @@ impl Config {
 impl Kernel {
     /// The NIS domain name, as uname(2) has it.
     pub fn shown_domainname(&self) -> Vec<u8> {
-        let name = self.domainname.borrow_mut().clone();
-        if name.is_empty() { b"(none)".to_vec() } else { name }
+        self.domainname.borrow_mut().clone().unwrap_or_else(|| b"(none)".to_vec())
     }
 
     /// The state of a fresh sandbox, still without file systems: those take pages for

@@ -123,6 +123,74 @@ static void signals(void)
     waitpid(child, NULL, 0);
 }
 
+static volatile int faults, calls;
+
+static void on_fault(int signal)
+{
+    (void)signal;
+    faults++;
+}
+
+static void on_call(int signal)
+{
+    (void)signal;
+    calls++;
+}
+
+/* The stack of a handler cannot be written to: SIGSEGV, which has a handler on another one. */
+static void frames(void)
+{
+    PART("frames of handlers");
+    char *memory = mmap(NULL, 65536, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    stack_t stack = {.ss_sp = memory, .ss_size = 65536};
+    sigaltstack(&stack, NULL);
+    struct sigaction action = {.sa_handler = on_fault};
+    sigaction(SIGSEGV, &action, NULL);
+    action = (struct sigaction){.sa_handler = on_call, .sa_flags = SA_ONSTACK};
+    sigaction(SIGHUP, &action, NULL);
+    raise(SIGHUP);
+    say("no room: %d calls, %d faults\n", calls, faults);
+    mprotect(memory, 65536, PROT_READ | PROT_WRITE);
+    raise(SIGHUP);
+    say("room: %d calls, %d faults\n", calls, faults);
+    stack.ss_flags = SS_DISABLE;
+    sigaltstack(&stack, NULL);
+    signal(SIGSEGV, SIG_DFL);
+}
+
+static char order[3];
+
+static void note_order(int signal)
+{
+    if (signal == SIGUSR1) {
+        raise(SIGUSR2);
+    }
+    order[strlen(order)] = signal == SIGUSR1 ? '1' : '2';
+}
+
+/* The mask of sigsuspend(2) holds until the handler has returned. */
+static void temporary_masks(void)
+{
+    PART("temporary masks");
+    pid_t child = fork();
+    if (child == 0) {
+        struct sigaction action = {.sa_handler = note_order};
+        sigaction(SIGUSR1, &action, NULL);
+        sigaction(SIGUSR2, &action, NULL);
+        sigset_t set;
+        sigemptyset(&set);
+        sigaddset(&set, SIGUSR1);
+        sigprocmask(SIG_SETMASK, &set, NULL);
+        raise(SIGUSR1);
+        sigemptyset(&set);
+        sigaddset(&set, SIGUSR2);
+        sigsuspend(&set);
+        say("handlers in order: %s\n", order);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+}
+
 static void files(void)
 {
     PART("files");
@@ -296,6 +364,8 @@ int main(void)
 {
     saved_ids();
     signals();
+    frames();
+    temporary_masks();
     files();
     descriptions();
     datagrams();

@@ -199,10 +199,11 @@ impl Watches {
             let Attributes { ino, dev, .. } = watched.inode.attributes();
             let mask = mark.mask.bits();
             Some(format!(
-                "inotify wd:{watch} ino:{ino:x} sdev:{dev:x} mask:{mask:x} ignored_mask:0\n"
+                "inotify wd:{watch:x} ino:{ino:x} sdev:{dev:x} mask:{mask:x} ignored_mask:0\n"
             ))
         };
-        watches.iter().filter_map(|(watch, key)| line(watch, table.get(key)?)).collect()
+        // The newest first, as Linux has them.
+        watches.iter().rev().filter_map(|(watch, key)| line(watch, table.get(key)?)).collect()
     }
 
     /// Watches an inode; returns the watch descriptor.

@@ -30,8 +30,10 @@ impl File for PidFd {
     fn details(&self) -> String {
         // As Linux, which shows a process that was waited for as -1.
         match kernel().tasks.process(self.process.pid) {
-            Some(_) => format!("Pid:\t{0}\nNSpid:\t{0}\n", self.process.pid.number()),
-            None => "Pid:\t-1\nNSpid:\t-1\n".to_string(),
+            Some(process) if Arc::ptr_eq(&process, &self.process) => {
+                format!("Pid:\t{0}\nNSpid:\t{0}\n", self.process.pid.number())
+            }
+            _ => "Pid:\t-1\nNSpid:\t-1\n".to_string(),
         }
     }
 

@@ -78,15 +78,29 @@ impl AddressSpace {
         let to = match how {
             Remap::Fixed(to) => {
                 old.check_place(to, new_len)?;
+                self.check_parts(old, &parts)?;
                 self.unmap(to, new_len)?;
                 to
             }
             _ if self.resize_in_place(old, new_len)? => return Ok(old.start),
             Remap::InPlace => return Err(Errno::ENOMEM),
-            Remap::MayMove => self.place(Placement::Hint(0), new_len)?,
+            Remap::MayMove => {
+                self.check_parts(old, &parts)?;
+                self.place(Placement::Hint(0), new_len)?
+            }
         };
-        self.relocate(old, parts, to, new_len)?;
+        let kept = old.len.min(new_len);
+        if let Some(last) = parts.last().filter(|_| new_len > kept) {
+            // First of all, since it may fail.
+            self.extend(&moved(last, old.start, to), to + kept, to + new_len)?;
+        }
+        self.relocate(old, parts, to, kept)?;
         Ok(to)
+    }
+
+    /// `ENOMEM` if there would be too many areas once parts have moved, and one was added.
+    fn check_parts(&self, old: Old, parts: &[Vma]) -> Result<()> {
+        self.state.borrow_mut().vmas.check_count(old.start, old.end(), parts.len() + 1)
     }
 
     /// Makes memory as long as it is to be where it is; `false`: it cannot grow there.
@@ -105,9 +119,9 @@ impl AddressSpace {
         Ok(true)
     }
 
-    /// Moves memory, of which `parts` are the areas, to where nothing is.
-    fn relocate(&self, old: Old, parts: Vec<Vma>, to: u64, new_len: u64) -> Result<()> {
-        let kept = old.len.min(new_len);
+    /// Moves the first `kept` bytes of memory, of which `parts` are the areas, to where nothing is, and
+    /// removes the others.
+    fn relocate(&self, old: Old, parts: Vec<Vma>, to: u64, kept: u64) -> Result<()> {
         let (start, cut) = (old.start, old.start + kept);
         self.settle();
         lazy::map_range(start, old.end());
@@ -123,18 +137,12 @@ impl AddressSpace {
         }
         for part in parts {
             if part.start < cut {
-                let part = part.part(start, cut);
-                let moved =
-                    Vma { start: part.start - start + to, end: part.end - start + to, ..part };
+                let moved = moved(&part.part(start, cut), start, to);
                 self.state.borrow_mut().vmas.insert(moved);
             }
             if part.end > cut {
                 self.forget(&part.part(cut, old.end()));
             }
-        }
-        if new_len > kept {
-            let last = self.find(to + kept - 1).ok_or(Errno::EFAULT)?;
-            self.extend(&last, to + kept, to + new_len)?;
         }
         Ok(())
     }
@@ -149,4 +157,9 @@ impl AddressSpace {
         let offset = vma.offset + (from - vma.start);
         self.add(Vma { start: from, end: to, offset, ..vma.clone() }, false)
     }
+}
+
+/// An area that has moved with its range, from `start` to `to`.
+fn moved(area: &Vma, start: u64, to: u64) -> Vma {
+    Vma { start: area.start - start + to, end: area.end - start + to, ..area.clone() }
 }

@@ -343,7 +343,7 @@ impl AddressSpace {
 
     /// Maps a new area, which replaces what is there, or comes where nothing is.
     pub(super) fn add(&self, mut vma: Vma, replaces: bool) -> Result<()> {
-        self.state.borrow_mut().vmas.check_count()?;
+        self.state.borrow_mut().vmas.check_count(vma.start, vma.end, 1)?;
         let is_shared_anonymous = shm::is_shared_anonymous(&vma);
         if is_shared_anonymous {
             vma.offset = crate::state::kernel().shared_memory.take(vma.len())?;
@@ -412,7 +412,7 @@ impl AddressSpace {
     /// Removes all mappings in a range; parts that are not mapped do not matter.
     pub fn unmap(&self, start: u64, len: u64) -> Result<()> {
         let end = check_range(start, len)?;
-        self.state.borrow_mut().vmas.check_split(start, end)?;
+        self.state.borrow_mut().vmas.check_count(start, end, 0)?;
         self.remove(start, end, &|_| false)
     }
 
@@ -488,7 +488,7 @@ impl AddressSpace {
         let covered_end;
         {
             let state = self.state.borrow_mut();
-            state.vmas.check_split(start, end)?;
+            state.vmas.check_change(start, end)?;
             covered_end = state.vmas.covered_end(start, end);
             for vma in state.vmas.overlapping(start, covered_end) {
                 let shared_file =
@@ -581,12 +581,12 @@ impl AddressSpace {
         self.state.borrow_mut().vmas.covers(start, end)
     }
 
-    /// Changes flags of all areas in a range.
-    pub fn change_flags(&self, start: u64, end: u64, set: VmaFlags, clear: VmaFlags) {
-        self.state
-            .borrow_mut()
-            .vmas
-            .update(start, end, |vma| vma.flags = (vma.flags | set) - clear);
+    /// Changes flags of all areas in a range; `EAGAIN` if there would be too many areas (madvise(2), mlock(2)).
+    pub fn change_flags(&self, start: u64, end: u64, set: VmaFlags, clear: VmaFlags) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        state.vmas.check_change(start, end).map_err(|_| Errno::EAGAIN)?;
+        state.vmas.update(start, end, |vma| vma.flags = (vma.flags | set) - clear);
+        Ok(())
     }
 
     /// Locked bytes in a range (mlock(2)).

@@ -132,15 +132,26 @@ impl VmaMap {
         Self { areas: BTreeMap::new(), full: 0..0 }
     }
 
-    /// `ENOMEM` if there are too many areas for one more, with the two that it may split.
-    pub fn check_count(&self) -> Result<()> {
-        if self.areas.len() + 3 > AREAS_MAX { Err(Errno::ENOMEM) } else { Ok(()) }
+    /// How many areas there are once a range was cut out.
+    fn len_without(&self, start: u64, end: u64) -> usize {
+        let is_whole = |vma: &&Vma| start <= vma.start && vma.end <= end;
+        let whole = self.overlapping(start, end).filter(is_whole).count();
+        let splits = self.find(start).is_some_and(|vma| vma.start < start && end < vma.end);
+        self.areas.len() - whole + usize::from(splits)
     }
 
-    /// The same for a change of a range: one that splits no area is always possible.
-    pub fn check_split(&self, start: u64, end: u64) -> Result<()> {
+    /// `ENOMEM` if there would be too many areas with `added` ones in place of what is in a range.
+    pub fn check_count(&self, start: u64, end: u64, added: usize) -> Result<()> {
+        let is_too_much = self.len_without(start, end) + added > AREAS_MAX;
+        if is_too_much { Err(Errno::ENOMEM) } else { Ok(()) }
+    }
+
+    /// The same for a change of what is in a range: parts of areas become areas of their own.
+    pub fn check_change(&self, start: u64, end: u64) -> Result<()> {
         let is_within = |at| self.find(at).is_some_and(|vma| vma.start != at);
-        if is_within(start) || is_within(end) { self.check_count() } else { Ok(()) }
+        let added = usize::from(is_within(start)) + usize::from(is_within(end));
+        let is_too_much = added > 0 && self.areas.len() + added > AREAS_MAX;
+        if is_too_much { Err(Errno::ENOMEM) } else { Ok(()) }
     }
 
     /// The area that contains `address`.
@@ -267,31 +278,37 @@ impl VmaMap {
 
     /// The highest free range of `len` bytes below `ceiling`.
     pub fn find_free_below(&mut self, ceiling: u64, len: u64) -> Option<u64> {
-        let ceiling = ceiling.min(GUEST_MAX);
-        let end = self.full_below(ceiling);
-        self.full = end..ceiling;
-        let mut end = end;
-        for vma in self.areas.range(..end).rev().map(|(_, vma)| vma) {
-            if vma.end < end && end - vma.end >= len {
+        let mut end = ceiling.min(GUEST_MAX);
+        loop {
+            end = self.skip_full(end);
+            let below = self.areas.range(..end).next_back().map_or(GUEST_MIN, |(_, vma)| vma.end);
+            if end >= below && end - below >= len {
                 return Some(end - len);
             }
-            end = end.min(vma.start);
+            if below <= GUEST_MIN {
+                return None;
+            }
+            end = below;
         }
-        (end >= GUEST_MIN && end - GUEST_MIN >= len).then(|| end - len)
     }
 
-    /// Where the areas begin that follow each other without a free page up to `ceiling`.
-    fn full_below(&self, ceiling: u64) -> u64 {
-        let mut end = ceiling;
+    /// Where the areas begin that follow each other without a free page up to `end`. The longest such range
+    /// is remembered.
+    fn skip_full(&mut self, end: u64) -> u64 {
+        let mut at = end;
         loop {
-            if self.full.start < end && end <= self.full.end {
-                end = self.full.start;
+            if self.full.start < at && at <= self.full.end {
+                at = self.full.start;
             }
-            match self.areas.range(..end).next_back() {
-                Some((_, vma)) if vma.end >= end => end = vma.start,
-                _ => return end,
+            match self.areas.range(..at).next_back() {
+                Some((_, vma)) if vma.end >= at => at = vma.start,
+                _ => break,
             }
         }
+        if end - at > self.full.end - self.full.start {
+            self.full = at..end;
+        }
+        at
     }
 
     /// Whether no area overlaps a range.
@@ -385,7 +402,11 @@ mod tests {
         assert_eq!(map.full, page(8)..ceiling, "all that was found and taken");
         map.remove(page(3), page(2));
         assert_eq!(map.full, page(8)..page(3), "the larger part");
-        assert_eq!(map.find_free_below(ceiling, 0x2000), Some(page(10)));
+        assert_eq!(
+            map.find_free_below(ceiling, 0x2000),
+            Some(page(10)),
+            "below a hole that is too small"
+        );
         assert_eq!(map.find_free_below(ceiling, 0x1000), Some(page(3)));
         map.insert(anonymous(page(3), page(2), 1));
         assert_eq!(map.find_free_below(ceiling, 0x1000), Some(page(9)));
@@ -397,15 +418,19 @@ mod tests {
     #[test]
     fn no_address_space_has_more_areas_than_the_host_may_map() {
         let mut map = VmaMap::default();
-        let areas = (AREAS_MAX - 3) as u64;
+        let areas = (AREAS_MAX - 1) as u64;
         (0..areas)
             .for_each(|n| map.insert(anonymous(BASE + n * 0x2000, BASE + n * 0x2000 + 0x1000, 3)));
-        assert_eq!(map.check_count(), Ok(()));
-        map.insert(anonymous(BASE + areas * 0x2000, BASE + areas * 0x2000 + 0x3000, 3));
-        assert_eq!(map.check_count(), Err(Errno::ENOMEM));
+        let hole = BASE + 0x1000;
+        assert_eq!(map.check_count(hole, hole + 0x1000, 1), Ok(()));
         let last = BASE + areas * 0x2000;
-        assert_eq!(map.check_split(last + 0x1000, last + 0x2000), Err(Errno::ENOMEM));
-        assert_eq!(map.check_split(BASE, last + 0x3000), Ok(()), "what removes whole areas");
+        map.insert(anonymous(last, last + 0x3000, 3));
+        assert_eq!(map.check_count(hole, hole + 0x1000, 1), Err(Errno::ENOMEM));
+        assert_eq!(map.check_count(BASE, hole, 1), Ok(()), "in place of another one");
+        assert_eq!(map.check_count(last + 0x1000, last + 0x2000, 0), Err(Errno::ENOMEM));
+        assert_eq!(map.check_count(last + 0x1000, last + 0x3000, 0), Ok(()), "a shorter one");
+        assert_eq!(map.check_change(last + 0x1000, last + 0x3000), Err(Errno::ENOMEM));
+        assert_eq!(map.check_change(BASE, last + 0x3000), Ok(()));
     }
 
     #[test]

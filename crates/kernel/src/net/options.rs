@@ -240,6 +240,9 @@ pub fn set(
         return Err(Errno::EINVAL);
     }
     common.options.borrow_mut().set_value(option.name, value);
+    if option.name == UDP_CORK && value == 0 {
+        socket.uncork();
+    }
     socket.options_changed();
     Ok(())
 }

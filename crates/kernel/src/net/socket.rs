@@ -355,6 +355,9 @@ pub trait Protocol: Saved + Send + Sync {
     /// An option that the protocol may care about was set.
     fn options_changed(&self) {}
 
+    /// Sends what has waited for more (`UDP_CORK` of udp(7)).
+    fn uncork(&self) {}
+
     /// The last descriptor has been closed.
     fn close(&self);
 

@@ -275,6 +275,24 @@ impl UdpSocket {
 }
 
 impl UdpSocket {
+    /// A datagram without bytes yet. The socket is bound from here on.
+    fn begin(&self, message: &Outgoing) -> Result<Corked> {
+        let state = self.state.get();
+        let to = match (&message.to, state.peer) {
+            (Some(to), _) => self.destination(to)?,
+            (None, Some(peer)) => peer,
+            (None, None) => return Err(Errno::EDESTADDRREQ),
+        };
+        if to.port == 0 {
+            return Err(Errno::EINVAL);
+        }
+        if state.writing_shut {
+            return Err(Errno::EPIPE);
+        }
+        self.bound_or_any()?;
+        Ok(Corked { to, departure: message.departure, bytes: Vec::new() })
+    }
+
     /// Sends a datagram.
     fn transmit(&self, Corked { to, departure, bytes }: Corked) -> Result<()> {
         let own = self.bound_or_any()?;
@@ -402,21 +420,12 @@ impl Protocol for UdpSocket {
             return Err(Errno::EMSGSIZE);
         }
         self.common.take_error()?;
-        let state = self.state.get();
-        let to = match (&message.to, state.peer) {
-            (Some(to), _) => self.destination(to)?,
-            (None, Some(peer)) => peer,
-            (None, None) => return Err(Errno::EDESTADDRREQ),
-        };
-        if to.port == 0 {
-            return Err(Errno::EINVAL);
-        }
-        if state.writing_shut {
-            return Err(Errno::EPIPE);
-        }
+        // Where a datagram has begun, its address holds.
         let begun = self.corked.borrow_mut().take();
-        let mut whole =
-            begun.unwrap_or(Corked { to, departure: message.departure, bytes: Vec::new() });
+        let mut whole = match begun {
+            Some(begun) => begun,
+            None => self.begin(message)?,
+        };
         // As on Linux, an error takes the beginning with it.
         let len = add(source, &mut whole.bytes)?;
         if message.flags.contains(MessageFlags::MORE) || self.is_on(options::UDP_CORK, false) {
@@ -427,14 +436,10 @@ impl Protocol for UdpSocket {
         Ok(len)
     }
 
-    fn options_changed(&self) {
-        if self.is_on(options::UDP_CORK, false) {
-            return;
-        }
+    fn uncork(&self) {
         let begun = self.corked.borrow_mut().take();
-        if let Some(error) = begun.and_then(|whole| self.transmit(whole).err()) {
-            *self.common.error.borrow_mut() = Some(error);
-        }
+        // As on Linux, nobody hears of an error.
+        let _ = begun.map(|whole| self.transmit(whole));
     }
 
     fn receive(&self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {

@@ -34,7 +34,7 @@ const KERNEL: &[Item] = &[
     setting("core_pattern", "core\n"),
     setting("core_uses_pid", "0\n"),
     setting("dmesg_restrict", "1\n"),
-    file("domainname", || Ok([&*kernel().shown_domainname(), b"\n"].concat())),
+    Item { name: "domainname", kind: Kind::Setting(domainname, set_domainname) },
     Item { name: "hostname", kind: Kind::Setting(hostname, set_hostname) },
     setting("io_uring_disabled", "2\n"),
     setting("kptr_restrict", "1\n"),
@@ -203,12 +203,23 @@ fn hostname() -> Result<Vec<u8>> {
 }
 
 fn set_hostname(text: &[u8]) -> Result<()> {
-    let name = text.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or(text);
-    if name.len() > 64 {
-        return Err(Errno::EINVAL);
-    }
-    *kernel().hostname.borrow_mut() = name.to_vec();
+    *kernel().hostname.borrow_mut() = name_in(text)?;
     Ok(())
+}
+
+fn domainname() -> Result<Vec<u8>> {
+    Ok([&*kernel().shown_domainname(), b"\n"].concat())
+}
+
+fn set_domainname(text: &[u8]) -> Result<()> {
+    *kernel().domainname.borrow_mut() = Some(name_in(text)?);
+    Ok(())
+}
+
+/// The name that was written to a setting.
+fn name_in(text: &[u8]) -> Result<Vec<u8>> {
+    let name = text.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or(text);
+    if name.len() > 64 { Err(Errno::EINVAL) } else { Ok(name.to_vec()) }
 }
 
 /// `/proc/PID/net`.

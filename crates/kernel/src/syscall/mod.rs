@@ -93,13 +93,21 @@ fn perform_watched(frame: &Frame) {
     // What tracers see before the call is done.
     frame.set_rax(Errno::ENOSYS.to_return());
     if calls::enter(frame) == Entered::Perform {
-        let entry = entry_of(frame);
-        trace::enter(entry, frame);
-        if seccomp::enter(frame) == Entered::Perform {
-            let result = call(entry_of(frame), frame);
-            frame.set_rax(to_register(result));
+        match calls::is_left_out(frame) {
+            // The filters are asked all the same (`syscall_trace_enter` in Linux' kernel/entry/common.c).
+            true => drop(seccomp::enter(frame)),
+            false => perform_traced(frame),
         }
-        trace::leave(entry, frame);
     }
     calls::leave(frame);
+}
+
+fn perform_traced(frame: &Frame) {
+    let entry = entry_of(frame);
+    trace::enter(entry, frame);
+    if seccomp::enter(frame) == Entered::Perform {
+        let result = call(entry_of(frame), frame);
+        frame.set_rax(to_register(result));
+    }
+    trace::leave(entry, frame);
 }

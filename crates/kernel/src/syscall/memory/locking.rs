@@ -47,7 +47,7 @@ fn mark(mm: &AddressSpace, (start, len): (u64, u64), set: VmaFlags) -> Result<()
         return Ok(());
     }
     let is_covered = mm.covers(start, end);
-    mm.change_flags(start, end, set, VmaFlags::LOCKED - set);
+    mm.change_flags(start, end, set, VmaFlags::LOCKED - set)?;
     if is_covered { Ok(()) } else { Err(Errno::ENOMEM) }
 }
 
@@ -92,7 +92,7 @@ pub fn mlockall(Flags(flags): Flags) -> Result<()> {
     }
     mm.set_locks_new(flags & FUTURE != 0);
     if is_current {
-        mm.change_flags(0, GUEST_MAX, VmaFlags::LOCKED, VmaFlags::empty());
+        mm.change_flags(0, GUEST_MAX, VmaFlags::LOCKED, VmaFlags::empty())?;
     }
     Ok(())
 }
@@ -101,6 +101,6 @@ pub fn mlockall(Flags(flags): Flags) -> Result<()> {
 pub fn munlockall() -> Result<()> {
     let mm = current_process().mm();
     mm.set_locks_new(false);
-    mm.change_flags(0, GUEST_MAX, VmaFlags::empty(), VmaFlags::LOCKED);
+    mm.change_flags(0, GUEST_MAX, VmaFlags::empty(), VmaFlags::LOCKED)?;
     Ok(())
 }

@@ -22,6 +22,7 @@ use crate::task::current_process;
 
 const MADV_DONTNEED: u32 = 4;
 const MADV_FREE: u32 = 8;
+const MADV_DONTNEED_LOCKED: u32 = 24;
 
 const MAP_SHARED: u32 = 0x01;
 const MAP_PRIVATE: u32 = 0x02;
@@ -264,7 +265,7 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
         // PAGEOUT: hints. MERGEABLE and UNMERGEABLE are unknown to a kernel that merges nothing.
         0..=3 | 14..=17 | 20 | 21 => Act::Nothing,
         // DONTNEED; FREE may drop at once.
-        MADV_DONTNEED | MADV_FREE => Act::Discard,
+        MADV_DONTNEED | MADV_FREE | MADV_DONTNEED_LOCKED => Act::Discard,
         10 => Act::Flags(VmaFlags::DONT_FORK, none),
         11 => Act::Flags(none, VmaFlags::DONT_FORK),
         18 => Act::Flags(VmaFlags::WIPE_ON_FORK, none),
@@ -280,9 +281,11 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
     match act {
         Act::Nothing => {}
         Act::Discard => {
-            let refuses = |vma: &Vma| match advice {
-                MADV_FREE => vma.file.is_some() || vma.flags.contains(VmaFlags::SHARED),
-                _ => vma.flags.contains(VmaFlags::LOCKED),
+            let is_of_others =
+                |vma: &Vma| vma.file.is_some() || vma.flags.contains(VmaFlags::SHARED);
+            let refuses = |vma: &Vma| {
+                advice == MADV_FREE && is_of_others(vma)
+                    || advice != MADV_DONTNEED_LOCKED && vma.flags.contains(VmaFlags::LOCKED)
             };
             if mm.any_in(start, end, &refuses) {
                 return Err(Errno::EINVAL);
@@ -302,7 +305,7 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
             if wipes && mm.any_in(start, end, &is_of_others) {
                 return Err(Errno::EINVAL);
             }
-            mm.change_flags(start, end, set, clear);
+            mm.change_flags(start, end, set, clear)?;
         }
     }
     if covered { Ok(()) } else { Err(Errno::ENOMEM) }

@@ -91,8 +91,11 @@ pub fn execveat(
         let name = program.name.clone();
         return crate::exec::replace_program(program, &name);
     }
-    let is_absolute = path.read_path()?.first() == Some(&b'/');
-    let start = if is_absolute { context.root.clone() } else { context.start(dirfd)? };
+    let start = match path.read_path()?.first() {
+        None => return Err(Errno::ENOENT),
+        Some(b'/') => context.root.clone(),
+        Some(_) => context.start(dirfd)?,
+    };
     let follow = if flags & AT_SYMLINK_NOFOLLOW != 0 { Follow::No } else { Follow::Yes };
     execute(&context, &start, path, argv, envp, follow)
 }
@@ -228,7 +231,7 @@ pub fn sethostname(from: UserString, len: usize) -> Result<()> {
 
 /// setdomainname(2).
 pub fn setdomainname(from: UserString, len: usize) -> Result<()> {
-    *kernel().domainname.borrow_mut() = new_name(from, len)?;
+    *kernel().domainname.borrow_mut() = Some(new_name(from, len)?);
     Ok(())
 }
 
@@ -449,6 +452,7 @@ pub fn reboot(Flags(first): Flags, Flags(second): Flags, Flags(command): Flags) 
         0xcdef_0123,
         0xd000_fce2,
     ];
+    current_process().credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
     let is_known = first == FIRST && SECOND.contains(&second) && COMMANDS.contains(&command);
     Err(if is_known { Errno::EPERM } else { Errno::EINVAL })
 }

@@ -66,7 +66,9 @@ pub fn pidfd_send_signal(
     }
     signal::check_permission(&process, signal)?;
     if let Some(info) = info {
-        signal::check_room(&process, None, info.signal)?;
+        if info.code != SI_USER {
+            signal::check_room(&process, None, info.signal)?;
+        }
         signal::send_to_process(&process, info);
     }
     Ok(())

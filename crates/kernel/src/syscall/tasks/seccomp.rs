@@ -81,6 +81,9 @@ fn add_filter(flags: FilterFlags, program: UserPtr<FilterProgram>) -> Result<u64
     if !may_restrict {
         return Err(Errno::EACCES);
     }
+    if instructions == 0 {
+        return Err(Errno::EINVAL);
+    }
     let program = Program::check(UserAddress(instructions).read_array(len)?)?;
     let others = if flags.contains(FilterFlags::TSYNC) { Others::Follow } else { Others::Stay };
     match seccomp::add_filter(program, others)? {

@@ -198,7 +198,7 @@ pub fn kill(pid: PidNumber, signal: SignalNumber) -> Result<()> {
         if check_permission(&target, signal).is_ok() {
             outcome = Ok(());
             if let Some(signal) = signal {
-                send_from_kill(&target, SignalInfo::from_process(signal, SI_USER, &own));
+                send_to_process(&target, SignalInfo::from_process(signal, SI_USER, &own));
             }
         }
     }

@@ -31,11 +31,11 @@ pub fn enter(frame: &Frame) -> Entered {
         return Entered::Perform;
     }
     stop_at(&thread, Reason::CallBegins, MESSAGE_BEGINS);
-    if thread.is_dying() || is_left_out(frame) { Entered::Skip } else { Entered::Perform }
+    if thread.is_dying() { Entered::Skip } else { Entered::Perform }
 }
 
 /// ptrace(2): a call number of -1 leaves the call out.
-fn is_left_out(frame: &Frame) -> bool {
+pub fn is_left_out(frame: &Frame) -> bool {
     frame.orig_rax() as i32 == -1
 }
 

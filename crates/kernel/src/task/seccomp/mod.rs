@@ -60,6 +60,8 @@ pub struct Filter {
     /// How many these are, and their instructions with penalties.
     count: u32,
     instructions: usize,
+    /// Whether one of these looks at where a call was made.
+    loads_address: bool,
 }
 
 impl Filter {
@@ -71,7 +73,9 @@ impl Filter {
         }
         let count = previous.as_ref().map_or(0, |previous| previous.count) + 1;
         let instructions = before + program.instructions() + PENALTY;
-        Ok(Self { program, previous, count, instructions })
+        let loads_address = program.loads_address()
+            || previous.as_ref().is_some_and(|previous| previous.loads_address);
+        Ok(Self { program, previous, count, instructions, loads_address })
     }
 
     /// This filter and those before it.
@@ -261,7 +265,11 @@ fn verdict(frame: &Frame) -> Option<u32> {
     let thread = current();
     match &*thread.seccomp.borrow_mut() {
         Seccomp::Disabled => return None,
-        Seccomp::Filters(newest) => return Some(newest.verdict(&data(frame))),
+        Seccomp::Filters(newest) => {
+            // It takes a search, so it is looked for only where it matters.
+            let address = if newest.loads_address { address_behind(frame) } else { 0 };
+            return Some(newest.verdict(&data(frame, address)));
+        }
         Seccomp::Strict => {}
     }
     /// read(2), write(2), exit(2) and rt_sigreturn(2) (`mode1_syscalls`).
@@ -273,9 +281,8 @@ fn verdict(frame: &Frame) -> Option<u32> {
 }
 
 /// `struct seccomp_data` of the call of a frame.
-fn data(frame: &Frame) -> Data {
-    let rip = address_behind(frame);
-    let words = [frame.orig_rax() & 0xffff_ffff | u64::from(AUDIT_ARCH) << 32, rip];
+fn data(frame: &Frame, address: u64) -> Data {
+    let words = [frame.orig_rax() & 0xffff_ffff | u64::from(AUDIT_ARCH) << 32, address];
     let mut data = Data::default();
     for (halves, word) in data.chunks_exact_mut(2).zip(words.into_iter().chain(frame.arguments())) {
         halves.copy_from_slice(&[word as u32, (word >> 32) as u32]);

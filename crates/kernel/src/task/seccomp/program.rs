@@ -133,6 +133,9 @@ impl Instruction {
 /// A program that has been checked: it ends, and reads only what it may.
 pub struct Program(Vec<Instruction>);
 
+/// Where the halves of the address of a call are in `struct seccomp_data`, in bytes.
+const ADDRESS: [u32; 2] = [8, 12];
+
 impl Program {
     /// `EINVAL` unless Linux would run it.
     pub fn check(instructions: Vec<Instruction>) -> Result<Self> {
@@ -146,6 +149,13 @@ impl Program {
             && instructions.iter().enumerate().all(is_right)
             && loads_what_was_stored(&instructions);
         if is_right { Ok(Self(instructions)) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Whether it looks at where a call was made.
+    pub fn loads_address(&self) -> bool {
+        let is_load = |one: &Instruction| matches!(class(one.code), LOAD | LOAD_INDEX);
+        let loads = |one: &Instruction| is_load(one) && one.code & !7 == OF_DATA;
+        self.0.iter().any(|one| loads(one) && ADDRESS.contains(&one.constant))
     }
 
     /// Number of instructions.

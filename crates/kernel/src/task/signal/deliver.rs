@@ -111,24 +111,31 @@ fn act(thread: &Thread, frame: &Frame, info: SignalInfo) -> bool {
         }
         _ => {
             restart_with_handler(frame, &action);
-            call_handler(thread, frame, &action, info);
-            true
+            call_handler(thread, frame, &action, info)
         }
     }
 }
 
-fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInfo) {
+/// Has the thread go on in a handler; `false` if there is no room for its frame. That is a SIGSEGV in place
+/// of the signal, which may have a handler with another stack (`signal_setup_done` in Linux'
+/// kernel/signal.c).
+fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInfo) -> bool {
     let signal = info.signal;
-    let mask = {
-        let mut signals = thread.signals.borrow_mut();
-        signals.saved_mask.take().unwrap_or(signals.mask)
+    let (current, mask) = {
+        let signals = thread.signals.borrow_mut();
+        (signals.mask, signals.saved_mask.unwrap_or(signals.mask))
     };
     ptrace::clear_trap_flag(thread);
     if push_frame(thread, frame, action, &info, mask).is_err() {
-        // sigaction(2): no room for the frame is a SIGSEGV that nobody catches.
-        exit::killed_by(SIGSEGV);
+        if signal == SIGSEGV {
+            exit::killed_by(SIGSEGV);
+        }
+        force(thread, SignalInfo::new(SIGSEGV, SI_KERNEL));
+        return false;
     }
-    let mut blocked = mask | action.mask;
+    thread.signals.borrow_mut().saved_mask = None;
+    // A temporary mask (sigsuspend(2)) goes on in the handler.
+    let mut blocked = current | action.mask;
     if action.flags & Action::NODEFER == 0 {
         blocked |= bit(signal);
     }
@@ -139,6 +146,7 @@ fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInf
         // Its flags stay, as on Linux.
         thread.process.signals.borrow_mut().action(signal).handler = Action::default().handler;
     }
+    true
 }
 
 /// The error that an interrupted system call has left, if it has.

@@ -279,8 +279,10 @@ enum Queueing {
 }
 
 impl Queueing {
-    fn add(self, queue: &mut VecDeque<SignalInfo>, info: SignalInfo) {
-        let merges = self == Queueing::Merged && !info.signal.is_real_time();
+    /// Adds a signal. Of a real-time signal, those that are pending stand for what there is no room for.
+    fn add(self, queue: &mut VecDeque<SignalInfo>, info: SignalInfo, limit: u64) {
+        let is_full = queue.len() as u64 >= limit;
+        let merges = self == Queueing::Merged && (!info.signal.is_real_time() || is_full);
         if merges && queue.iter().any(|pending| pending.signal == info.signal) {
             return;
         }
@@ -288,26 +290,21 @@ impl Queueing {
     }
 }
 
+/// `RLIMIT_SIGPENDING` (getrlimit(2)).
+fn queue_limit(process: &Process) -> u64 {
+    process.limits.borrow_mut()[RLIMIT_SIGPENDING].current
+}
+
 /// `EAGAIN`: so many signals are queued already that a process may not have one more real-time signal
 /// queued (`RLIMIT_SIGPENDING` of getrlimit(2)). Standard signals always find room, since each is pending
 /// once.
 pub fn check_room(process: &Process, thread: Option<&Thread>, signal: Signal) -> Result<()> {
-    let limit = process.limits.borrow_mut()[RLIMIT_SIGPENDING].current;
+    let limit = queue_limit(process);
     let queued = match thread {
         Some(thread) => thread.signals.borrow_mut().pending.len(),
         None => process.signals.borrow_mut().pending.len(),
     };
     if signal.is_real_time() && queued as u64 >= limit { Err(Errno::EAGAIN) } else { Ok(()) }
-}
-
-/// Sends a signal of kill(2) to a process. Where there is no room for one more of a real-time signal, those
-/// that are pending stand for it.
-pub fn send_from_kill(process: &Process, info: SignalInfo) {
-    let is_pending = |pending: &SignalInfo| pending.signal == info.signal;
-    let has_room = check_room(process, None, info.signal).is_ok();
-    if has_room || !process.signals.borrow_mut().pending.iter().any(is_pending) {
-        send_to_process(process, info);
-    }
 }
 
 /// Sends a signal to a thread.
@@ -335,7 +332,8 @@ fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> 
     if is_ignored(&action, signal) && !blocked && !awaited && !is_traced {
         return false;
     }
-    queueing.add(&mut thread.signals.borrow_mut().pending, info);
+    let limit = queue_limit(&thread.process);
+    queueing.add(&mut thread.signals.borrow_mut().pending, info, limit);
     thread.needs_attention();
     notify(thread);
     if !blocked {
@@ -370,7 +368,8 @@ fn deposit_for_process(process: &Process, info: SignalInfo, queueing: Queueing) 
     if is_ignored(&action, signal) && willing.is_some() && !awaited && !is_traced {
         return false;
     }
-    queueing.add(&mut process.signals.borrow_mut().pending, info);
+    let limit = queue_limit(process);
+    queueing.add(&mut process.signals.borrow_mut().pending, info, limit);
     for thread in &threads {
         thread.needs_attention();
     }

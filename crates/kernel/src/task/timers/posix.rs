@@ -64,6 +64,9 @@ pub struct Request {
     pub value: Option<u64>,
 }
 
+/// The least period of a timer that is set again by the kernel alone.
+const TICK_NS: u64 = 1_000_000;
+
 /// A timer of a process.
 pub struct PosixTimer {
     id: i32,
@@ -149,14 +152,15 @@ impl PosixTimer {
             }
         };
         if !queued {
-            // Nobody will take the signal and set the timer again.
-            self.go_on();
+            // Nobody will take the signal and set the timer again. A short period must not keep the kernel
+            // busy with that (`posix_timer_fn` in Linux' kernel/time/posix-timers.c).
+            let is_short = self.schedule.get().interval < TICK_NS;
+            self.go_on(self.clock.now_ns() + if is_short { TICK_NS } else { 0 });
         }
     }
 
-    /// Sets a periodic timer again; the expiries that were missed.
-    fn go_on(self: &Arc<Self>) -> u64 {
-        let now = self.clock.now_ns();
+    /// Sets a periodic timer again, to expire after `now`; the expiries that were missed.
+    fn go_on(self: &Arc<Self>, now: u64) -> u64 {
         let (periods, again) = {
             let mut schedule = self.schedule.borrow_mut();
             schedule.is_signal_pending = false;
@@ -276,7 +280,7 @@ pub fn signal_taken(thread: &Thread, info: &mut SignalInfo) -> bool {
     if schedule.sequence != sequence || !schedule.is_signal_pending {
         return false;
     }
-    let overrun = i32::try_from(timer.go_on()).unwrap_or(i32::MAX);
+    let overrun = i32::try_from(timer.go_on(timer.clock.now_ns())).unwrap_or(i32::MAX);
     timer.schedule.borrow_mut().last_overrun = overrun;
     info.payload[0] |= (overrun as u64) << 32;
     true
