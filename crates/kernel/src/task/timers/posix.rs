@@ -69,13 +69,15 @@ pub struct PosixTimer {
     id: i32,
     process: Weak<Process>,
     clock: Clock,
+    /// The clock by which it counts.
+    counts: KernelCell<Clock>,
     notification: Notification,
     signal: Signal,
     value: u64,
     schedule: KernelCell<Schedule>,
 }
 
-/// Times are in nanoseconds of the timer's clock.
+/// Times are in nanoseconds of the clock by which the timer counts.
 #[derive(Clone, Copy, Default)]
 struct Schedule {
     /// Next expiry, or the last one while its signal is pending; 0 if disarmed.
@@ -105,19 +107,28 @@ impl TimerCallback for PosixTimer {
         let Some(process) = self.process.upgrade() else { return };
         let Ok(this) = process.posix_timers.find(self.id) else { return };
         let schedule = this.schedule.get();
-        if this.clock.now_ns() < schedule.next {
-            // CPU time passes slower than time.
+        if this.now_ns() < schedule.next {
+            // CPU time passes slower than time; and a thaw has all look that count real time.
             this.arm();
         } else {
             this.expire(&process);
         }
     }
+
+    fn goes_on_frozen(&self) -> bool {
+        self.counts.borrow_mut().goes_on_frozen()
+    }
 }
 
 impl PosixTimer {
+    fn now_ns(&self) -> u64 {
+        self.counts.borrow_mut().now_ns()
+    }
+
     fn arm(self: &Arc<Self>) {
         let next = self.schedule.get().next;
-        let id = timer::add(self.clock.look_at(next), self.clone());
+        let deadline = self.counts.borrow_mut().look_at(next);
+        let id = timer::add(deadline, self.clone());
         self.schedule.borrow_mut().alarm = Some(id);
         crate::task::scheduler::watch_clock();
     }
@@ -156,7 +167,7 @@ impl PosixTimer {
 
     /// Sets a periodic timer again; the expiries that were missed.
     fn go_on(self: &Arc<Self>) -> u64 {
-        let now = self.clock.now_ns();
+        let now = self.now_ns();
         let (periods, again) = {
             let mut schedule = self.schedule.borrow_mut();
             schedule.is_signal_pending = false;
@@ -179,7 +190,7 @@ impl PosixTimer {
 
     /// The time to the next expiry, and the period.
     pub fn get(&self) -> TimerSpec {
-        let now = self.clock.now_ns();
+        let now = self.now_ns();
         let mut schedule = self.schedule.get();
         let has_no_signal = matches!(self.notification, Notification::Nothing);
         if has_no_signal || schedule.is_signal_pending {
@@ -197,10 +208,11 @@ impl PosixTimer {
     /// disarms.
     pub fn set(self: &Arc<Self>, value_ns: u64, interval: u64, is_absolute: bool) {
         self.disarm();
+        *self.counts.borrow_mut() = self.clock.of_timer(is_absolute);
         let next = match value_ns {
             0 => 0,
             value if is_absolute => value,
-            value => self.clock.now_ns().saturating_add(value),
+            value => self.now_ns().saturating_add(value),
         };
         {
             let mut schedule = self.schedule.borrow_mut();
@@ -233,6 +245,7 @@ impl PosixTimers {
         let timer = PosixTimer {
             id,
             process: Arc::downgrade(process),
+            counts: KernelCell::new(request.clock.clone()),
             clock: request.clock,
             notification: request.notification,
             signal: request.signal,
