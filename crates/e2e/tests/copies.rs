@@ -460,10 +460,10 @@ fn timers_of_the_real_time_are_on_time_after_a_freeze() {
     build_in_c(&home, "alarms");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let original = begin(&daemon, "alarms");
-    let begun = std::time::Instant::now();
     ask(&daemon, "alarms", original, "/set");
+    let set = std::time::Instant::now();
     checkpoint(&daemon, original, "set");
-    std::thread::sleep(std::time::Duration::from_secs(4).saturating_sub(begun.elapsed()));
+    std::thread::sleep(std::time::Duration::from_secs(4).saturating_sub(set.elapsed()));
     let copy = restore(&daemon, "set");
     let expected = serde_json::json!({
         "timers": ["once", "cancelled", "once", "no", "no"], "signals": 1, "slept": 1,
