@@ -399,15 +399,17 @@ fn build_writer(home: &Path, name: &str, mib: u32, limits: &str) {
     run(thaw().env("THAW_HOME", home).arg("build").arg(directory.path())).success();
 }
 
-/// Builds the processes that read clocks.
-fn build_clocks(home: &Path) {
+/// Builds a server in C of the guest programs.
+fn build_in_c(home: &Path, name: &str) {
     let directory = tempfile::tempdir().expect("a directory");
-    let program = repository().join("tests/guest/functions/clocks.c");
+    let program = repository().join(format!("tests/guest/functions/{name}.c"));
     fs::copy(program, directory.path().join("app.c")).expect("a program");
-    let text = "name = \"clocks\"\ncommand = [\"/app/app\"]\nport = 8080\nisolation = \"instance\"\n\
-         files = [{ from = \"app\", to = \"/app/app\" }]\n\
+    let text = format!(
+        "name = \"{name}\"\ncommand = [\"/app/app\"]\nport = 8080\nisolation = \"instance\"\n\
+         files = [{{ from = \"app\", to = \"/app/app\" }}]\n\
          [limits]\ninstances = 12\nkeep_alive = \"10m\"\n[runtime]\nkind = \"binary\"\n\
-         [build]\ncommand = [\"cc\", \"-O2\", \"-static\", \"-o\", \"app\", \"app.c\"]\n";
+         [build]\ncommand = [\"cc\", \"-O2\", \"-static\", \"-o\", \"app\", \"app.c\"]\n"
+    );
     fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
     run(thaw().env("THAW_HOME", home).arg("build").arg(directory.path())).success();
 }
@@ -430,7 +432,7 @@ fn clocks_are_read(daemon: &Daemon, instance: u64) {
 #[test]
 fn programs_that_are_reading_clocks_go_on_in_copies_and_under_another_daemon() {
     let home = built_home("copies-clocks", &[]);
-    build_clocks(&home);
+    build_in_c(&home, "clocks");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let mut instance = begin(&daemon, "clocks");
     clocks_are_read(&daemon, instance);
@@ -448,6 +450,25 @@ fn programs_that_are_reading_clocks_go_on_in_copies_and_under_another_daemon() {
         checkpoint(&daemon, instance, &format!("reading-{}", generation + 1));
         daemon.stop();
     }
+}
+
+/// Timers of clocks that went on during the freeze are due in the copy at once; those of the monotonic clock,
+/// which relative ones of the real-time clock are, have the time left that they had.
+#[test]
+fn timers_of_the_real_time_are_on_time_after_a_freeze() {
+    let home = built_home("copies-alarms", &[]);
+    build_in_c(&home, "alarms");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "alarms");
+    ask(&daemon, "alarms", original, "/set");
+    let set = std::time::Instant::now();
+    checkpoint(&daemon, original, "set");
+    std::thread::sleep(std::time::Duration::from_secs(4).saturating_sub(set.elapsed()));
+    let copy = restore(&daemon, "set");
+    let expected = serde_json::json!({
+        "timers": ["once", "cancelled", "once", "no", "no"], "signals": 1, "slept": 1,
+    });
+    assert_eq!(ask(&daemon, "alarms", copy, "/"), expected);
 }
 
 /// Waits until the writer has gone through all of its memory, and finds nothing wrong with it.

@@ -202,16 +202,20 @@ pub(super) fn port(sources: &[(String, String)]) -> Ports {
     Ports::None
 }
 
+/// The program of this name in `PATH`.
+pub(super) fn in_path(program: &str) -> Option<PathBuf> {
+    let search = std::env::var_os("PATH")?;
+    std::env::split_paths(&search).map(|path| path.join(program)).find(|path| path.is_file())
+}
+
 /// The path of an interpreter that every user may run, if the one in `PATH` is not.
 pub(super) fn interpreter(program: &str) -> Option<String> {
-    let search = std::env::var_os("PATH")?;
-    let found = std::env::split_paths(&search).map(|path| path.join(program)).find(|p| p.is_file());
     let is_for_all = |path: &Path| {
         let Ok(real) = path.canonicalize() else { return false };
         let mode = |path: &Path| path.metadata().map_or(0, |found| found.permissions().mode());
         mode(&real) & 0o005 == 0o005 && real.ancestors().skip(1).all(|up| mode(up) & 0o001 != 0)
     };
-    match found {
+    match in_path(program) {
         Some(found) if is_for_all(&found) => None,
         _ => {
             let usual = Path::new("/usr/bin").join(program);

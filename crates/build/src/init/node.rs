@@ -1,6 +1,6 @@
 //! Node.js: `package.json`, or a server in a file of its own.
 
-use super::look::Look;
+use super::look::{Look, in_path};
 use super::node_packages::Installer;
 use super::{InitError, Project};
 use serde::Deserialize;
@@ -74,8 +74,6 @@ pub(super) fn program(look: &Look) -> Option<&'static str> {
 }
 
 pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> {
-    project.kind = "node";
-    project.names_interpreter("node");
     let package = match look.text("package.json")? {
         None => Package::default(),
         Some(text) => {
@@ -90,6 +88,13 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
         }
     }
     set_command(look, &package, project)?;
+    match project.command[0].as_str() {
+        "bun" => names_bun(project),
+        _ => {
+            project.kind = "node";
+            project.names_interpreter("node");
+        }
+    }
     project.env.push(("NODE_ENV".to_owned(), "production".to_owned()));
     let mut names: Vec<&str> = project.command.iter().skip(1).map(String::as_str).collect();
     names.extend(PROGRAMS);
@@ -102,11 +107,11 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
     Ok(())
 }
 
-/// How the server is started: by the start script if that is `node FILE`, or the program of a
-/// package; else by `main`, or a file of a usual name.
+/// How the server is started: by the start script if that is `node FILE`, `bun FILE`, or the program
+/// of a package; else by `main`, or a file of a usual name.
 fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<(), InitError> {
     if let Some(start) = package.scripts.get("start") {
-        if let Some((env, words)) = plain_words(start) {
+        if let Some((env, words)) = plain_words(look, start) {
             project.found.push(format!("start script `{start}`"));
             let port = env.iter().find(|(name, _)| name == "PORT");
             if let Some(port) = port.and_then(|(_, value)| value.parse().ok().filter(|p| *p != 0)) {
@@ -117,7 +122,7 @@ fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<
                 project.env.extend(env);
             }
             project.command = match words[0].as_str() {
-                "node" => words,
+                "node" | "bun" => words,
                 // Programs of packages are files in JavaScript, by links.
                 program => {
                     let link = format!("{BIN}{program}");
@@ -127,8 +132,8 @@ fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<
             return Ok(());
         }
         project.notes.push(format!(
-            "the start script `{start}` needs a shell, and is not run; set `command` in thaw.toml to \
-             the `node` that it starts"
+            "the start script `{start}` needs a shell or another tool, and is not run; set `command` in \
+             thaw.toml to what it starts"
         ));
     }
     let main = package.main.clone().filter(|main| look.has(main));
@@ -138,11 +143,28 @@ fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<
             project.command(&["node", &main]);
             Ok(())
         }
-        None => Err(look.unusable(
-            "package.json",
-            "it has no start script and no `main` that is there, and there is no server.js, app.js or index.js; \
-             add a start script such as `node server.js`",
-        )),
+        None => {
+            let script = match package.scripts.get("start") {
+                Some(start) => format!("its start script `{start}` needs a shell or another tool"),
+                None => "it has no start script".to_owned(),
+            };
+            let why = format!(
+                "{script}, it has no `main` that is there, and there is no server.js, app.js or index.js; \
+                 add a start script such as `node server.js`"
+            );
+            Err(look.unusable("package.json", &why))
+        }
+    }
+}
+
+/// Bun is a program like any other: the command has its path.
+fn names_bun(project: &mut Project) {
+    match in_path("bun").and_then(|path| path.canonicalize().ok()) {
+        Some(path) => project.command[0] = path.display().to_string(),
+        None => project.notes.push(
+            "bun is not in PATH: install it, and write its path in `command` of thaw.toml"
+                .to_owned(),
+        ),
     }
 }
 
@@ -150,7 +172,7 @@ fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<
 type PlainWords = (Vec<(String, String)>, Vec<String>);
 
 /// Variables and words of a command line that no shell need read.
-fn plain_words(line: &str) -> Option<PlainWords> {
+fn plain_words(look: &Look, line: &str) -> Option<PlainWords> {
     if line.contains(|c: char| "&|;$`\"'\\<>*?()".contains(c) || c.is_control()) {
         return None;
     }
@@ -163,12 +185,21 @@ fn plain_words(line: &str) -> Option<PlainWords> {
         words.next();
     }
     // What starts other programs is no program of a package.
-    const STARTERS: [&str; 8] = ["npm", "npx", "yarn", "pnpm", "bun", "deno", "sh", "bash"];
+    const STARTERS: [&str; 8] = ["npm", "npx", "yarn", "pnpm", "bunx", "deno", "sh", "bash"];
     if words.peek().is_some_and(|word| STARTERS.contains(word)) {
         return None;
     }
     let words: Vec<String> = words.map(str::to_owned).collect();
-    (!words.is_empty()).then_some((env, words))
+    let words = if words.first()? == "bun" { by_bun(look, words)? } else { words };
+    Some((env, words))
+}
+
+/// `bun FILE`, for that and for `bun run FILE`, but not for a script or a tool.
+fn by_bun(look: &Look, mut words: Vec<String>) -> Option<Vec<String>> {
+    if words.get(1).is_some_and(|word| word == "run") {
+        words.remove(1);
+    }
+    words.get(1).is_some_and(|file| look.has(file)).then_some(words)
 }
 
 /// How dependencies are installed, and what is compiled.
@@ -198,13 +229,28 @@ mod tests {
 
     #[test]
     fn words_of_a_start_script_need_no_shell() {
-        let (env, words) = plain_words("NODE_ENV=production A=b node  server.js --x").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a.ts"), "").unwrap();
+        let look = Look::at(directory.path()).unwrap();
+        let (env, words) =
+            plain_words(&look, "NODE_ENV=production A=b node  server.js --x").unwrap();
         assert_eq!(env, [("A".to_owned(), "b".to_owned())]);
         assert_eq!(words, ["node", "server.js", "--x"]);
-        for line in
-            ["tsc && node a.js", "node \"a b.js\"", "node $MAIN", "A=b", "", "A=b npm run serve"]
-        {
-            assert_eq!(plain_words(line), None, "{line}");
+        for line in ["bun a.ts", "bun run a.ts"] {
+            assert_eq!(plain_words(&look, line).unwrap().1, ["bun", "a.ts"], "{line}");
+        }
+        for line in [
+            "tsc && node a.js",
+            "node \"a b.js\"",
+            "node $MAIN",
+            "A=b",
+            "",
+            "A=b npm run serve",
+            "bun run serve",
+            "bun",
+            "bun run",
+        ] {
+            assert_eq!(plain_words(&look, line), None, "{line}");
         }
     }
 }

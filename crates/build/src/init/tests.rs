@@ -292,8 +292,22 @@ fn a_package_without_a_usable_script_has_its_main() {
     assert_eq!(build(&project), "sh -c npm install && npm run build");
     let error = refused(&[("package.json", "{}")]);
     assert!(error.contains("no start script"), "{error}");
+    let json = r#"{"scripts": {"start": "deno task serve"}}"#;
+    let error = refused(&[("package.json", json)]);
+    assert!(error.contains("its start script `deno task serve` needs a shell or"), "{error}");
     let error = refused(&[("package.json", "{")]);
     assert!(error.contains("package.json: "), "{error}");
+}
+
+#[test]
+fn a_file_that_bun_runs_is_a_program_of_its_own() {
+    let json = r#"{"scripts": {"start": "bun run src/index.ts"}, "dependencies": {"hono": "4"}}"#;
+    let source = ("src/index.ts", "Bun.serve({ port: 3000, fetch: f });\n");
+    let project = found(&[("package.json", json), source, ("bun.lock", "{}")]);
+    assert_eq!((project.kind, project.port), ("binary", 3000));
+    assert!(project.command[0].contains("bun"), "{:?}", project.command);
+    assert_eq!(project.command[1..], ["src/index.ts"]);
+    assert!(build(&project).starts_with("npm install"), "{}", build(&project));
 }
 
 #[test]

@@ -159,6 +159,7 @@ fn go_on<'a>(
     kernel().tasks.tracees.watch_calls();
     kernel().tasks.restricted.watch_calls();
     renew(identity, hostname);
+    crate::time::timer::look_again();
     crate::task::freeze_request::happened().wake_all(crate::task::wait::Events::OUT);
     for (connection, &fd) in connections.clone().filter(|(connection, _)| goes_on(connection)) {
         let number = connection.id & !CONNECTION_GOES_ON;

@@ -97,6 +97,7 @@ fn freeze(cause: u32) {
         host_process::go_on();
     } else {
         kernel().clocks.thaw();
+        crate::time::timer::look_again();
         kernel().frozen.wake_all(Events::OUT);
     }
 }

@@ -11,6 +11,7 @@ use crate::args::ClockId;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File};
 use crate::io::Sink;
+use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::scheduler;
 use crate::task::timers::clock::Clock;
@@ -55,53 +56,83 @@ impl Schedule {
 }
 
 struct Shared {
+    /// The clock by which the timer counts.
+    clock: KernelCell<Clock>,
     schedule: KernelCell<Schedule>,
+    timer: KernelCell<Option<TimerId>>,
+    /// If a jump of the clock cancels the timer: which offset the clocks had when it was set.
+    cancels: KernelCell<Option<u64>>,
     queue: WaitQueue,
+}
+
+impl Shared {
+    fn now_ns(&self) -> u64 {
+        self.clock.borrow_mut().now_ns()
+    }
+
+    fn arm(self: &Arc<Self>, next: u64) {
+        let deadline = self.clock.borrow_mut().look_at(next);
+        let id = timer::add(deadline, Arc::new(Expiry(Arc::downgrade(self))));
+        self.timer.set(Some(id));
+        // Somebody else may wait for it.
+        scheduler::watch_clock();
+    }
+
+    /// Whether the clock has jumped: at a thaw, the real time has passed and the monotonic not.
+    fn is_cancelled(&self) -> bool {
+        self.cancels.get().is_some_and(|offset| offset != kernel().clocks.offset())
+    }
 }
 
 /// A timer behind a descriptor.
 pub struct TimerFd {
     clock: Clock,
     shared: Arc<Shared>,
-    timer: KernelCell<Option<TimerId>>,
 }
 
 struct Expiry(Weak<Shared>);
 
 impl TimerCallback for Expiry {
     fn fire(&self, _now: Instant) {
-        if let Some(shared) = self.0.upgrade() {
+        let Some(shared) = self.0.upgrade() else { return };
+        let next = shared.schedule.get().next;
+        if shared.now_ns() < next {
+            // There was a thaw.
+            shared.arm(next);
+        } else {
             shared.schedule.borrow_mut().expire();
-            shared.queue.wake_all(Events::IN);
         }
+        shared.queue.wake_all(Events::IN);
+    }
+
+    fn goes_on_frozen(&self) -> bool {
+        self.0.upgrade().is_some_and(|shared| shared.clock.borrow_mut().goes_on_frozen())
     }
 }
 
 impl TimerFd {
     /// A timer that counts a clock other than of CPU time.
     pub fn new(clock: Clock) -> Self {
-        let shared = Arc::new(Shared { schedule: KernelCell::default(), queue: WaitQueue::new() });
-        Self { clock, shared, timer: KernelCell::new(None) }
-    }
-
-    fn arm(&self, next: u64) {
-        let callback = Arc::new(Expiry(Arc::downgrade(&self.shared)));
-        let id = timer::add(self.clock.look_at(next), callback);
-        self.timer.set(Some(id));
-        // Somebody else may wait for it.
-        scheduler::watch_clock();
+        let shared = Shared {
+            clock: KernelCell::new(clock.clone()),
+            schedule: KernelCell::default(),
+            timer: KernelCell::default(),
+            cancels: KernelCell::default(),
+            queue: WaitQueue::new(),
+        };
+        Self { clock, shared: Arc::new(shared) }
     }
 
     fn disarm(&self) {
-        if let Some(id) = self.timer.borrow_mut().take() {
+        if let Some(id) = self.shared.timer.borrow_mut().take() {
             timer::cancel(id);
         }
     }
 
     fn catch_up(&self) {
-        let next = self.shared.schedule.borrow_mut().catch_up(self.clock.now_ns());
+        let next = self.shared.schedule.borrow_mut().catch_up(self.shared.now_ns());
         if let Some(next) = next {
-            self.arm(next);
+            self.shared.arm(next);
         }
     }
 
@@ -111,22 +142,30 @@ impl TimerFd {
         let schedule = self.shared.schedule.get();
         TimerSpec {
             interval: Timespec::from_ns(schedule.interval),
-            value: Timespec::from_ns(schedule.left(self.clock.now_ns())),
+            value: Timespec::from_ns(schedule.left(self.shared.now_ns())),
         }
     }
 
     /// Sets the timer: times in nanoseconds, `value_ns` of the clock if `absolute`; 0 disarms.
-    pub fn set(&self, value_ns: u64, interval: u64, absolute: bool) {
+    /// `ECANCELED` if `cancels`, and the clock has jumped since it was set so the last time; it
+    /// is set nevertheless.
+    pub fn set(&self, value_ns: u64, interval: u64, absolute: bool, cancels: bool) -> Result<()> {
         self.disarm();
+        let shared = &self.shared;
+        *shared.clock.borrow_mut() = self.clock.of_timer(absolute);
         let next = match value_ns {
             0 => 0,
             value if absolute => value,
-            value => self.clock.now_ns().saturating_add(value),
+            value => shared.now_ns().saturating_add(value),
         };
-        *self.shared.schedule.borrow_mut() = Schedule { next, interval, ticks: 0, expired: false };
+        let cancels = cancels && absolute && matches!(self.clock, Clock::Realtime);
+        let was_cancelled = cancels && next != 0 && shared.is_cancelled();
+        shared.cancels.set(cancels.then(|| kernel().clocks.offset()));
+        *shared.schedule.borrow_mut() = Schedule { next, interval, ticks: 0, expired: false };
         if next != 0 {
-            self.arm(next);
+            shared.arm(next);
         }
+        if was_cancelled { Err(Errno::ECANCELED) } else { Ok(()) }
     }
 }
 
@@ -134,6 +173,12 @@ impl File for TimerFd {
     fn read(&self, sink: &mut Sink<'_>, _offset: u64) -> Result<usize> {
         if sink.remaining() < 8 {
             return Err(Errno::EINVAL);
+        }
+        if self.shared.is_cancelled() {
+            self.shared.cancels.set(Some(kernel().clocks.offset()));
+            let mut schedule = self.shared.schedule.borrow_mut();
+            (schedule.ticks, schedule.expired) = (0, false);
+            return Err(Errno::ECANCELED);
         }
         self.catch_up();
         let ticks = core::mem::take(&mut self.shared.schedule.borrow_mut().ticks);
@@ -144,7 +189,8 @@ impl File for TimerFd {
     }
 
     fn poll(&self) -> Events {
-        if self.shared.schedule.get().ticks > 0 { Events::IN } else { Events::empty() }
+        let is_ready = self.shared.schedule.get().ticks > 0 || self.shared.is_cancelled();
+        if is_ready { Events::IN } else { Events::empty() }
     }
 
     fn wait_queue(&self) -> Option<&WaitQueue> {

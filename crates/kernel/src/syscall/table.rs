@@ -303,16 +303,12 @@ pub const ENTRIES: &[Entry] = &[
     call!(276, files::splice::tee, Partial("as splice")),
     call!(278, files::splice::vmsplice, Partial("as splice")),
     call!(282, ipc::signalfd::signalfd, Full),
-    call!(
-        283,
-        ipc::timerfd::timerfd_create,
-        Partial("no alarm clocks; a change of the clock is not noticed")
-    ),
+    call!(283, ipc::timerfd::timerfd_create, Partial("no alarm clocks")),
     call!(284, ipc::eventfd::eventfd, Full),
     call!(
         286,
         ipc::timerfd::timerfd_settime,
-        Partial("TFD_TIMER_CANCEL_ON_SET is accepted: the clock cannot be set")
+        Partial("TFD_TIMER_CANCEL_ON_SET tells of thaws: nothing else sets the clock")
     ),
     call!(287, ipc::timerfd::timerfd_gettime, Full),
     call!(288, sockets::accept4, Full),

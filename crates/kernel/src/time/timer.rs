@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use super::Instant;
 use crate::platform::saved::Saved;
@@ -12,6 +13,12 @@ use crate::sync::KernelCell;
 pub trait TimerCallback: Saved + Send + Sync {
     /// The deadline has passed.
     fn fire(&self, now: Instant);
+
+    /// Whether the deadline came from a clock that goes on while the sandbox is frozen. Then `fire`
+    /// is also called after a thaw, and sets the timer again if it is not due.
+    fn goes_on_frozen(&self) -> bool {
+        false
+    }
 }
 
 /// Names a timer.
@@ -64,6 +71,17 @@ pub fn fire_due() -> bool {
         callback.fire(now);
         any = true;
     }
+}
+
+/// After a thaw: has the timers look again whose clocks went on meanwhile.
+pub fn look_again() {
+    let mut state = kernel().timers.state.borrow_mut();
+    let of_such_clocks = state.queue.iter().filter(|(_, callback)| callback.goes_on_frozen());
+    let ids: Vec<TimerId> = of_such_clocks.map(|(&id, _)| id).collect();
+    let callbacks: Vec<_> = ids.iter().filter_map(|id| state.queue.remove(id)).collect();
+    drop(state);
+    let now = Instant::now();
+    callbacks.iter().for_each(|callback| callback.fire(now));
 }
 
 /// How many timers are to fire.

@@ -43,7 +43,8 @@ pub fn timerfd_settime(
     let open = fd.file()?;
     let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
     let old = timer.get();
-    timer.set(value, interval, flags & TFD_TIMER_ABSTIME != 0);
+    let has = |flag| flags & flag != 0;
+    timer.set(value, interval, has(TFD_TIMER_ABSTIME), has(TFD_TIMER_CANCEL_ON_SET))?;
     old_to.write_if_some(&old)
 }
 

@@ -6,11 +6,12 @@ use bytemuck::Zeroable;
 
 use crate::args::{ClockId, Flags, UserPtr};
 use crate::errno::{Errno, Result};
+use crate::state::kernel;
 use crate::task::process::Process;
 use crate::task::timers::clock::Clock;
 use crate::task::timers::itimer;
 use crate::task::wait::wait_until;
-use crate::task::{current, current_process};
+use crate::task::{current, current_process, freeze_request};
 use crate::time::clock::realtime_ns;
 use crate::time::{Instant, TimerValue, Timespec, Timeval};
 
@@ -134,10 +135,20 @@ pub fn clock_nanosleep(
     if flags & TIMER_ABSTIME == 0 {
         return sleep_until(Instant::after_ns(ns), left);
     }
-    match sleep_until(clock.look_at(ns), UserPtr::NULL) {
-        // An absolute sleep restarts by itself.
-        Err(Errno::ERESTART_RESTARTBLOCK) => Err(Errno::ERESTARTNOHAND),
-        outcome => outcome,
+    sleep_until_it_reads(&clock, ns)
+}
+
+/// Sleeps until `clock` reads `ns`; after a thaw, it may have gone on.
+fn sleep_until_it_reads(clock: &Clock, ns: u64) -> Result<()> {
+    loop {
+        let offset = kernel().clocks.offset();
+        let thawed = || (kernel().clocks.offset() != offset).then_some(Ok(()));
+        match wait_until(&[freeze_request::happened()], Some(clock.look_at(ns)), thawed) {
+            Ok(()) => {}
+            Err(Errno::ETIMEDOUT) => return Ok(()),
+            // An absolute sleep restarts by itself.
+            Err(_) => return Err(Errno::ERESTARTNOHAND),
+        }
     }
 }
 

@@ -31,6 +31,7 @@ impl ClockId {
 }
 
 /// What a clock counts.
+#[derive(Clone)]
 pub enum Clock {
     /// Time since the epoch.
     Realtime,
@@ -90,6 +91,21 @@ impl Clock {
             Self::Process(process) => process.upgrade().map_or(0, |process| process.cpu_ns()),
             Self::Thread(thread) => thread.upgrade().map_or(0, |thread| thread.cpu_ns()),
         }
+    }
+
+    /// The clock by which a timer of this clock counts. A relative time of the real-time clock is one
+    /// of the monotonic clock, which does not jump (`__hrtimer_setup` in Linux'
+    /// `kernel/time/hrtimer.c`).
+    pub fn of_timer(&self, is_absolute: bool) -> Self {
+        match self {
+            Self::Realtime if !is_absolute => Self::Monotonic,
+            clock => clock.clone(),
+        }
+    }
+
+    /// Whether it goes on while the sandbox is frozen.
+    pub fn goes_on_frozen(&self) -> bool {
+        matches!(self, Self::Realtime | Self::Boottime)
     }
 
     /// When to look whether this clock reads `ns`.

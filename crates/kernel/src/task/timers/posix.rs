@@ -72,13 +72,15 @@ pub struct PosixTimer {
     id: i32,
     process: Weak<Process>,
     clock: Clock,
+    /// The clock by which it counts.
+    counts: KernelCell<Clock>,
     notification: Notification,
     signal: Signal,
     value: u64,
     schedule: KernelCell<Schedule>,
 }
 
-/// Times are in nanoseconds of the timer's clock.
+/// Times are in nanoseconds of the clock by which the timer counts.
 #[derive(Clone, Copy, Default)]
 struct Schedule {
     /// Next expiry, or the last one while its signal is pending; 0 if disarmed.
@@ -108,19 +110,28 @@ impl TimerCallback for PosixTimer {
         let Some(process) = self.process.upgrade() else { return };
         let Ok(this) = process.posix_timers.find(self.id) else { return };
         let schedule = this.schedule.get();
-        if this.clock.now_ns() < schedule.next {
-            // CPU time passes slower than time.
+        if this.now_ns() < schedule.next {
+            // CPU time passes slower than time; and a thaw has all look that count real time.
             this.arm();
         } else {
             this.expire(&process);
         }
     }
+
+    fn goes_on_frozen(&self) -> bool {
+        self.counts.borrow_mut().goes_on_frozen()
+    }
 }
 
 impl PosixTimer {
+    fn now_ns(&self) -> u64 {
+        self.counts.borrow_mut().now_ns()
+    }
+
     fn arm(self: &Arc<Self>) {
         let next = self.schedule.get().next;
-        let id = timer::add(self.clock.look_at(next), self.clone());
+        let deadline = self.counts.borrow_mut().look_at(next);
+        let id = timer::add(deadline, self.clone());
         self.schedule.borrow_mut().alarm = Some(id);
         crate::task::scheduler::watch_clock();
     }
@@ -155,7 +166,7 @@ impl PosixTimer {
             // Nobody will take the signal and set the timer again. A short period must not keep the kernel
             // busy with that (`posix_timer_fn` in Linux' kernel/time/posix-timers.c).
             let is_short = self.schedule.get().interval < TICK_NS;
-            self.go_on(self.clock.now_ns() + if is_short { TICK_NS } else { 0 });
+            self.go_on(self.now_ns() + if is_short { TICK_NS } else { 0 });
         }
     }
 
@@ -183,7 +194,7 @@ impl PosixTimer {
 
     /// The time to the next expiry, and the period.
     pub fn get(&self) -> TimerSpec {
-        let now = self.clock.now_ns();
+        let now = self.now_ns();
         let mut schedule = self.schedule.get();
         let has_no_signal = matches!(self.notification, Notification::Nothing);
         if has_no_signal || schedule.is_signal_pending {
@@ -201,10 +212,11 @@ impl PosixTimer {
     /// disarms.
     pub fn set(self: &Arc<Self>, value_ns: u64, interval: u64, is_absolute: bool) {
         self.disarm();
+        *self.counts.borrow_mut() = self.clock.of_timer(is_absolute);
         let next = match value_ns {
             0 => 0,
             value if is_absolute => value,
-            value => self.clock.now_ns().saturating_add(value),
+            value => self.now_ns().saturating_add(value),
         };
         {
             let mut schedule = self.schedule.borrow_mut();
@@ -237,6 +249,7 @@ impl PosixTimers {
         let timer = PosixTimer {
             id,
             process: Arc::downgrade(process),
+            counts: KernelCell::new(request.clock.clone()),
             clock: request.clock,
             notification: request.notification,
             signal: request.signal,
@@ -280,7 +293,7 @@ pub fn signal_taken(thread: &Thread, info: &mut SignalInfo) -> bool {
     if schedule.sequence != sequence || !schedule.is_signal_pending {
         return false;
     }
-    let overrun = i32::try_from(timer.go_on(timer.clock.now_ns())).unwrap_or(i32::MAX);
+    let overrun = i32::try_from(timer.go_on(timer.now_ns())).unwrap_or(i32::MAX);
     timer.schedule.borrow_mut().last_overrun = overrun;
     info.payload[0] |= (overrun as u64) << 32;
     true
