@@ -132,10 +132,11 @@ pub fn unlocked<T>(call: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// Lets one of those take the lock who wait for it, if any do: for work that takes long and need not be
+/// Lets one of those take the lock who wait for it or are to be woken, if there are any: for work that takes long and need not be
 /// done at once. The caller has the lock before and after.
 pub fn give_way() {
-    if is_enabled() && lock_word().load(Relaxed) == CONTENDED {
+    let is_wanted = || lock_word().load(Relaxed) == CONTENDED || later().load(Relaxed) != 0;
+    if is_enabled() && is_wanted() {
         release();
         // Whoever sleeps is woken, and would come too late.
         for _ in 0..WAKE_SPINS {
@@ -189,6 +190,12 @@ pub fn wake_later(wake_word: &'static AtomicU32) {
 pub fn send_later(fd: HostFd) {
     let (index, _) = take_later();
     set_later(index, fd.0 as u32 + 1);
+}
+
+/// Makes the wake-ups that wait for the lock to be given up: it was abandoned.
+pub fn wake_at_once() {
+    let (index, fd) = take_later();
+    wake_now(index, fd);
 }
 
 fn set_later(index: u32, fd: u32) {

@@ -302,8 +302,18 @@ static void datagrams(void)
     send(from, "a", 1, 0);
     send(from, "bc", 2, 0);
     say("corked: %s\n", outcome(recv(to, got, sizeof got, MSG_DONTWAIT)));
+    setsockopt(from, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    say("another option: %s\n", outcome(recv(to, got, sizeof got, MSG_DONTWAIT)));
     setsockopt(from, IPPROTO_UDP, UDP_CORK, &off, sizeof off);
     say("uncorked: %zd bytes\n", recv(to, got, sizeof got, 0));
+    int fresh = socket(AF_INET, SOCK_DGRAM, 0);
+    struct sockaddr_in own = {0};
+    sendto(fresh, "ab", 2, MSG_MORE, (struct sockaddr *)&address, sizeof address);
+    len = sizeof own;
+    getsockname(fresh, (struct sockaddr *)&own, &len);
+    say("bound by the first part: %d", own.sin_port != 0);
+    say(", the rest without an address: %s", outcome(send(fresh, "cd", 2, 0)));
+    say(", %zd bytes\n", recv(to, got, sizeof got, 0));
     static char much[65508];
     send(from, "lost", 4, MSG_MORE);
     say("too much: %s\n", outcome(send(from, much, 65506, 0)));
@@ -327,6 +337,13 @@ static void memory(void)
     say("locked: msync %s, MADV_DONTNEED %s\n", outcome(msync(page, 4096, MS_INVALIDATE)),
         outcome(madvise(page, 4096, MADV_DONTNEED)));
     munlock(page, 4096);
+    char *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mlock(own, 4096);
+    *own = 7;
+    say("MADV_FREE of locked memory: %s", outcome(madvise(own, 4096, MADV_FREE)));
+    say(", byte %d", *own);
+    say("; MADV_DONTNEED_LOCKED: %s", outcome(madvise(own, 4096, 24)));
+    say(", byte %d\n", *own);
     say("MADV_FREE of what is shared: %s\n", outcome(madvise(page, 4096, MADV_FREE)));
     say("mmap of nothing with a bad descriptor: %s\n", outcome((long)mmap(NULL, 0, PROT_READ, MAP_SHARED, 999, 0)));
 }

@@ -163,3 +163,47 @@ impl AddressSpace {
 fn moved(area: &Vma, start: u64, to: u64) -> Vma {
     Vma { start: area.start - start + to, end: area.end - start + to, ..area.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::space::MapRequest;
+    use crate::mm::vma::{AREAS_MAX, VmaFlags};
+    use crate::platform::user::UserAddress;
+    use crate::testing::Sandbox;
+
+    const HERE: u64 = 0x7000_0000_0000;
+    const PAGE: u64 = 4096;
+
+    #[test]
+    fn what_cannot_move_at_the_bound_stays_as_it_is() {
+        let _sandbox = Sandbox::new();
+        let mm = AddressSpace::new();
+        let request = MapRequest {
+            placement: Placement::FixedNoReplace(HERE),
+            len: 2 * PAGE,
+            prot: 3,
+            flags: VmaFlags::empty(),
+            file: None,
+            offset: 0,
+        };
+        assert_eq!(mm.map(request), Ok(HERE));
+        UserAddress(HERE).write(b"kept").unwrap();
+        let vma = mm.find(HERE).unwrap();
+        // The host knows nothing of these.
+        for n in 2..AREAS_MAX as u64 {
+            let start = HERE + n * 4 * PAGE;
+            let other = Vma { start, end: start + PAGE, prot: 0, ..vma.clone() };
+            mm.state.borrow_mut().vmas.insert(other);
+        }
+        // In the way of what would grow.
+        let next = Vma { start: HERE + 2 * PAGE, end: HERE + 3 * PAGE, prot: 1, ..vma };
+        mm.state.borrow_mut().vmas.insert(next);
+        let limits = GrowthLimits::NONE;
+        let moved = mm.remap(HERE, 2 * PAGE, 4 * PAGE, Remap::MayMove, limits);
+        assert_eq!(moved, Err(Errno::ENOMEM));
+        assert_eq!(UserAddress(HERE).read::<[u8; 4]>().unwrap(), *b"kept");
+        assert_eq!(mm.remap(HERE, 2 * PAGE, PAGE, Remap::MayMove, limits), Ok(HERE), "shorter");
+        assert_eq!(mm.unmap(HERE, PAGE), Ok(()));
+    }
+}

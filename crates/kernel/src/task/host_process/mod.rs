@@ -457,6 +457,7 @@ pub fn tell_of_panic() {
     // The first process finds the lock abandoned.
     kernel_lock::abandon();
     wake_first();
+    kernel_lock::wake_at_once();
 }
 
 /// Makes the first host process look whether the sandbox ends.

@@ -183,6 +183,8 @@ pub struct Tracee {
     resumed: WaitQueue,
     /// The signal with which it goes on.
     injected: KernelCell<Option<SignalInfo>>,
+    /// Nobody traces it any more, but it ran with a tracer's trap flag when that ended.
+    still_steps: KernelCell<bool>,
 }
 
 impl Tracee {
@@ -337,6 +339,9 @@ pub(super) fn clear_trap_flag(thread: &Thread) {
 
 /// Ends the tracing of a thread, which goes on with a signal if it has stopped.
 fn detach(thread: &Thread, signal: Option<Signal>) {
+    let runs_with_flag =
+        thread.tracee.with(|tracing| tracing.has_trap_flag && tracing.stop.is_none());
+    thread.tracee.still_steps.set(runs_with_flag == Some(true));
     clear_trap_flag(thread);
     let tracing = thread.tracee.tracing.borrow_mut().take();
     kernel().tasks.tracees.remove(thread);

@@ -154,6 +154,11 @@ pub enum Stepped {
 
 /// The running thread has executed an instruction with the trap flag, which the host tells with a code.
 pub fn stepped(thread: &Thread, frame: &Frame, code: i32) -> Stepped {
+    let has_flag = thread.tracee.with(|tracing| tracing.has_trap_flag) == Some(true);
+    if core::mem::take(&mut *thread.tracee.still_steps.borrow_mut()) && !has_flag {
+        frame.set_rflags(frame.rflags() & !TRAP_FLAG);
+        return Stepped::GoesOn;
+    }
     let outcome = thread.tracee.with(|tracing| {
         let is_step = tracing.mode == Mode::Step || !tracing.has_trap_flag;
         let Some(debug) = tracing.debug.as_deref_mut() else { return Stepped::Stops(code) };
@@ -165,6 +170,10 @@ pub fn stepped(thread: &Thread, frame: &Frame, code: i32) -> Stepped {
         }
         Stepped::Stops(if is_step { code } else { TRAP_HARDWARE })
     });
+    if outcome == Some(Stepped::GoesOn) {
+        // popf may have taken the flag away.
+        go_on(thread);
+    }
     outcome.unwrap_or(Stepped::Stops(code))
 }
 
