@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
@@ -460,6 +461,36 @@ static void tracer_ends(long options, const char *what)
 }
 
 /* The tracer hears first that a process has ended. */
+/* What runs while its values are watched goes on when its tracer ends. */
+static void watched_outlives_its_tracer(void)
+{
+    volatile int *may_end = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t tracee = fork();
+    if (tracee == 0) {
+        while (!*may_end) {
+            watched[1]++;
+        }
+        _exit(5);
+    }
+    pid_t tracer = fork();
+    if (tracer == 0) {
+        ptrace(PTRACE_ATTACH, tracee, 0, 0);
+        waitpid(tracee, NULL, __WALL);
+        ptrace(PTRACE_POKEUSER, tracee, offsetof(struct user, u_debugreg[0]), watched);
+        ptrace(PTRACE_POKEUSER, tracee, offsetof(struct user, u_debugreg[7]), 0xd0001L);
+        ptrace(PTRACE_CONT, tracee, 0, 0);
+        usleep(20000);
+        _exit(0);
+    }
+    int status;
+    waitpid(tracer, &status, 0);
+    usleep(20000);
+    *may_end = 1;
+    waitpid(tracee, &status, 0);
+    say("watched, without its tracer: %s %d\n", WIFEXITED(status) ? "ends with" : "killed by",
+        WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+}
+
 static void tracer_first(void)
 {
     int ready[2], let[2];
@@ -588,6 +619,7 @@ int main(int count, char **arguments)
     PART("ends of tracers");
     tracer_ends(0, "goes on, and gets a signal");
     tracer_ends(PTRACE_O_EXITKILL, "ends with its tracer");
+    watched_outlives_its_tracer();
     tracer_first();
     TRY(ptrace(PTRACE_ATTACH, 4000000, 0, 0));
     TRY(ptrace(PTRACE_CONT, 1, 0, 0));
