@@ -43,7 +43,10 @@ fn analyze(arguments: &[&str], units: &[&str]) -> Option<Outcome> {
 #[test]
 fn the_units_have_no_mistakes() {
     let Some(outcome) = analyze(&["verify", "--man=no"], &UNITS) else { return };
-    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    // It looks at other units of the machine, too.
+    let is_of_others = |line: &&str| line.starts_with('/') && !line.contains("thaw");
+    let said: Vec<_> = outcome.stderr.lines().filter(|line| !is_of_others(line)).collect();
+    assert_eq!((outcome.code, said), (Some(0), vec![]), "{outcome:?}");
 }
 
 /// A restart leaves what lives to the next daemon, and a stop ends it.
