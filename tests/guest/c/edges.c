@@ -19,7 +19,7 @@
 
 static const char *outcome(long result)
 {
-    return result < 0 ? strerrorname_np(errno) : "ok";
+    return result < 0 ? error_name(errno) : "ok";
 }
 
 /* A saved id follows the effective one only where setreuid(2) says so. */
@@ -121,6 +121,25 @@ static void signals(void)
         _exit(0);
     }
     waitpid(child, NULL, 0);
+}
+
+/* A timer whose signal does nothing must not keep anybody busy, however short its period. */
+static void short_periods(void)
+{
+    PART("short periods");
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCONT);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGCONT};
+    timer_t timer;
+    timer_create(CLOCK_REALTIME, &event, &timer);
+    struct itimerspec each = {.it_interval = {0, 1}, .it_value = {0, 1000000}};
+    timer_settime(timer, 0, &each, NULL);
+    usleep(2000);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+    say("goes on, some were missed: %d\n", timer_getoverrun(timer) > 0);
+    timer_delete(timer);
 }
 
 static volatile int faults, calls;
@@ -381,6 +400,7 @@ int main(void)
 {
     saved_ids();
     signals();
+    short_periods();
     frames();
     temporary_masks();
     files();

@@ -23,6 +23,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -206,6 +207,21 @@ __attribute__((unused)) static void show_dir(const char *path)
         free(names[i]);
     }
     say("\n");
+}
+
+/* Waits for a child or tracee, and says what has come without ids; returns its status. */
+__attribute__((unused)) static int await_child(pid_t pid, const char *what)
+{
+    int status = 0;
+    if (waitpid(pid, &status, __WALL) < 0)
+        say("%s: wait: %s\n", what, error_name(errno));
+    else if (WIFSTOPPED(status))
+        say("%s: stopped by %#x, event %d\n", what, WSTOPSIG(status), status >> 16);
+    else if (WIFSIGNALED(status))
+        say("%s: killed by %d\n", what, WTERMSIG(status));
+    else
+        say("%s: exited with %d\n", what, WEXITSTATUS(status));
+    return status;
 }
 
 #endif

@@ -22,22 +22,6 @@ __attribute__((noinline)) static int marked(int x)
     return x + 1;
 }
 
-/* Waits, and says what has come without ids. */
-static int await(pid_t pid, const char *what)
-{
-    int status = 0;
-    pid_t who = waitpid(pid, &status, __WALL);
-    if (who < 0)
-        say("%s: wait: %s\n", what, error_name(errno));
-    else if (WIFSTOPPED(status))
-        say("%s: stopped by %#x, event %d\n", what, WSTOPSIG(status), status >> 16);
-    else if (WIFSIGNALED(status))
-        say("%s: killed by %d\n", what, WTERMSIG(status));
-    else
-        say("%s: exited with %d\n", what, WEXITSTATUS(status));
-    return status;
-}
-
 static pid_t start_traced(void (*run)(void))
 {
     pid_t pid = fork();
@@ -48,7 +32,7 @@ static pid_t start_traced(void (*run)(void))
         run();
         _exit(7);
     }
-    await(pid, "first stop");
+    await_child(pid, "first stop");
     return pid;
 }
 
@@ -72,7 +56,7 @@ static void system_calls(void)
     TRY(ptrace(PTRACE_SETOPTIONS, pid, 0, PTRACE_O_TRACESYSGOOD));
     for (int i = 0; i < 6; i++) {
         go(PTRACE_SYSCALL, pid, 0);
-        await(pid, i % 2 ? "end" : "begin");
+        await_child(pid, i % 2 ? "end" : "begin");
         struct user_regs_struct registers;
         ptrace(PTRACE_GETREGS, pid, 0, &registers);
         struct __ptrace_syscall_info info;
@@ -95,7 +79,7 @@ static void system_calls(void)
     TRY(ptrace(PTRACE_GETSIGINFO, pid, 0, &info));
     say("signal %d, code %#x\n", info.si_signo, info.si_code);
     go(PTRACE_CONT, pid, 0);
-    await(pid, "end");
+    await_child(pid, "end");
 }
 
 static void work_on_number(void)
@@ -115,7 +99,7 @@ static void memory_and_breakpoints(void)
     long old = ptrace(PTRACE_PEEKTEXT, pid, marked, 0);
     TRY(ptrace(PTRACE_POKETEXT, pid, marked, (old & ~0xffL) | 0xcc));
     go(PTRACE_CONT, pid, 0);
-    await(pid, "breakpoint");
+    await_child(pid, "breakpoint");
     siginfo_t info;
     ptrace(PTRACE_GETSIGINFO, pid, 0, &info);
     struct user_regs_struct registers;
@@ -129,7 +113,7 @@ static void memory_and_breakpoints(void)
     unsigned long before = registers.rip;
     for (int i = 0; i < 3; i++) {
         go(PTRACE_SINGLESTEP, pid, 0);
-        await(pid, "step");
+        await_child(pid, "step");
         ptrace(PTRACE_GETSIGINFO, pid, 0, &info);
         unsigned long rip = (unsigned long)ptrace(PTRACE_PEEKUSER, pid, offsetof(struct user, regs.rip), 0);
         say("code %d, moved: %d\n", info.si_code, rip != before && rip - before < 16);
@@ -140,7 +124,7 @@ static void memory_and_breakpoints(void)
     say("debug register: %ld\n", ptrace(PTRACE_PEEKUSER, pid, offsetof(struct user, u_debugreg[7]), 0));
     TRY(ptrace(PTRACE_PEEKUSER, pid, 3, 0));
     go(PTRACE_CONT, pid, 0);
-    await(pid, "end");
+    await_child(pid, "end");
 }
 
 static volatile int watched[4];
@@ -165,7 +149,7 @@ static void write_values(void)
 /* What the registers say of a stop, and where it is. */
 static void say_watched(pid_t pid, const char *what)
 {
-    await(pid, what);
+    await_child(pid, what);
     siginfo_t info = {0};
     ptrace(PTRACE_GETSIGINFO, pid, 0, &info);
     long status = ptrace(PTRACE_PEEKUSER, pid, offsetof(struct user, u_debugreg[6]), 0);
@@ -190,7 +174,7 @@ static void watchpoints(void)
     go(PTRACE_CONT, pid, 0);
     say_watched(pid, "value");
     go(PTRACE_CONT, pid, 0);
-    await(pid, "signal");
+    await_child(pid, "signal");
     go(PTRACE_CONT, pid, SIGUSR1);
     say_watched(pid, "value in a handler");
     TRY(ptrace(PTRACE_POKEDATA, pid, watched, 11));
@@ -198,9 +182,9 @@ static void watchpoints(void)
     say_watched(pid, "function");
     TRY(ptrace(PTRACE_POKEUSER, pid, offsetof(struct user, u_debugreg[7]), 0));
     go(PTRACE_SINGLESTEP, pid, 0);
-    await(pid, "step");
+    await_child(pid, "step");
     go(PTRACE_CONT, pid, 0);
-    await(pid, "end");
+    await_child(pid, "end");
 }
 
 static void step_over_call(void)
@@ -256,20 +240,20 @@ static void signals(void)
     PART("signals");
     pid_t pid = start_traced(raise_signals);
     go(PTRACE_CONT, pid, 0);
-    await(pid, "handled");
+    await_child(pid, "handled");
     unsigned long long mask = 0;
     TRY(ptrace(PTRACE_GETSIGMASK, pid, 8, &mask));
     go(PTRACE_CONT, pid, 0);
-    await(pid, "ignored");
+    await_child(pid, "ignored");
     go(PTRACE_CONT, pid, SIGUSR2);
-    await(pid, "handled");
+    await_child(pid, "handled");
     siginfo_t info;
     waitid(P_PID, (id_t)pid, &info, WNOHANG | WSTOPPED | WNOWAIT);
     go(PTRACE_CONT, pid, SIGUSR1);
-    await(pid, "end: one of two handled");
+    await_child(pid, "end: one of two handled");
     pid = start_traced(raise_signals);
     go(PTRACE_CONT, pid, SIGKILL);
-    await(pid, "killed");
+    await_child(pid, "killed");
 }
 
 static void registers(void)
@@ -298,7 +282,7 @@ static void registers(void)
     TRY(ptrace(PTRACE_CONT, pid, 0, 1000));
     TRY(ptrace(PTRACE_SETOPTIONS, pid, 0, 0x8000));
     go(PTRACE_DETACH, pid, 0);
-    await(pid, "detached");
+    await_child(pid, "detached");
 }
 
 static void *in_thread(void *unused)
@@ -384,7 +368,7 @@ static void attaching(void)
     TRY(ptrace(PTRACE_CONT, pid, 0, 0));
     TRY(ptrace(PTRACE_ATTACH, pid, 0, 0));
     TRY(ptrace(PTRACE_ATTACH, getpid(), 0, 0));
-    await(pid, "attached");
+    await_child(pid, "attached");
     TRY(ptrace(PTRACE_ATTACH, pid, 0, 0));
     say_state(pid);
     long number = 0;
@@ -407,7 +391,7 @@ static void attaching(void)
     TRY(pread(mem, &number, sizeof number, 8));
     close(mem);
     TRY(ptrace(PTRACE_DETACH, pid, 0, SIGTERM));
-    await(pid, "detached with a signal");
+    await_child(pid, "detached with a signal");
 
     pid = fork();
     if (pid == 0)
@@ -415,20 +399,20 @@ static void attaching(void)
     TRY(ptrace(PTRACE_SEIZE, pid, 0, PTRACE_O_TRACESYSGOOD));
     TRY(waitpid(pid, NULL, WNOHANG | __WALL));
     TRY(ptrace(PTRACE_INTERRUPT, pid, 0, 0));
-    await(pid, "interrupted");
+    await_child(pid, "interrupted");
     go(PTRACE_CONT, pid, 0);
     kill(pid, SIGSTOP);
-    await(pid, "signal");
+    await_child(pid, "signal");
     go(PTRACE_CONT, pid, SIGSTOP);
-    await(pid, "group stop");
+    await_child(pid, "group stop");
     TRY(ptrace(PTRACE_LISTEN, pid, 0, 0));
     kill(pid, SIGCONT);
-    await(pid, "continued");
+    await_child(pid, "continued");
     go(PTRACE_CONT, pid, 0);
-    await(pid, "signal");
+    await_child(pid, "signal");
     go(PTRACE_CONT, pid, 0);
     kill(pid, SIGKILL);
-    await(pid, "killed");
+    await_child(pid, "killed");
 }
 
 /* A tracer that is not the parent ends; the parent hears of the tracee. */
@@ -452,10 +436,10 @@ static void tracer_ends(long options, const char *what)
     }
     if (read(ready[0], &byte, 1) != 1)
         return;
-    await(tracer, "tracer");
+    await_child(tracer, "tracer");
     if (options == 0)
         kill(tracee, SIGTERM);
-    await(tracee, what);
+    await_child(tracee, what);
     close(ready[0]);
     close(ready[1]);
 }
@@ -517,8 +501,8 @@ static void tracer_first(void)
     TRY(waitpid(tracee, NULL, WNOHANG));
     if (write(let[1], &byte, 1) != 1)
         return;
-    await(tracer, "tracer, by the signal that it saw");
-    await(tracee, "tracee");
+    await_child(tracer, "tracer, by the signal that it saw");
+    await_child(tracee, "tracee");
 }
 
 /* What a program may not learn or do by tracing: neither that of a set-user-ID program, nor the memory of one

@@ -41,20 +41,6 @@ static long filter(unsigned flags, unsigned number, unsigned verdict)
     return set_program(flags, program, COUNT(program));
 }
 
-static int await(pid_t pid, const char *what)
-{
-    int status = 0;
-    if (waitpid(pid, &status, __WALL) < 0)
-        say("%s: wait: %s\n", what, error_name(errno));
-    else if (WIFSTOPPED(status))
-        say("%s: stopped by %#x, event %d\n", what, WSTOPSIG(status), status >> 16);
-    else if (WIFSIGNALED(status))
-        say("%s: killed by %d\n", what, WTERMSIG(status));
-    else
-        say("%s: exited with %d\n", what, WEXITSTATUS(status));
-    return status;
-}
-
 static void no_new_privileges(void)
 {
     MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
@@ -68,7 +54,7 @@ static void in_child(const char *what, void (*run)(void))
         run();
         _exit(0);
     }
-    await(pid, what);
+    await_child(pid, what);
 }
 
 static void show_status(const char *path)
@@ -180,7 +166,7 @@ static void without_rights(void)
         TRY(syscall(SYS_getppid));
         _exit(3);
     }
-    await(pid, "without rights");
+    await_child(pid, "without rights");
 }
 
 static unsigned verdict;
@@ -293,7 +279,7 @@ static void stacked(void)
         show_status("/proc/self/status");
         _exit(4);
     }
-    await(pid, "a child");
+    await_child(pid, "a child");
 }
 
 static void executes(void)
@@ -504,7 +490,7 @@ static void restarts(void)
     int status;
     MUST(waitpid(pid, &status, WUNTRACED));
     MUST(kill(pid, SIGCONT));
-    await(pid, "the sleeper");
+    await_child(pid, "the sleeper");
 }
 
 static void traced_calls(void)
@@ -529,11 +515,11 @@ static void tracers(void)
         traced_calls();
         _exit(7);
     }
-    await(pid, "first stop");
+    await_child(pid, "first stop");
     TRY(ptrace(PTRACE_SETOPTIONS, pid, 0, PTRACE_O_TRACESECCOMP | PTRACE_O_TRACESYSGOOD));
     for (int i = 0; i < 4; i++) {
         MUST(ptrace(PTRACE_CONT, pid, 0, 0));
-        await(pid, "the filter");
+        await_child(pid, "the filter");
         unsigned long message = 0;
         MUST(ptrace(PTRACE_GETEVENTMSG, pid, 0, &message));
         struct user_regs_struct registers;
@@ -553,12 +539,12 @@ static void tracers(void)
     }
     /* The last call is a traced one, too. */
     MUST(ptrace(PTRACE_CONT, pid, 0, 0));
-    await(pid, "the filter");
+    await_child(pid, "the filter");
     MUST(ptrace(PTRACE_SYSCALL, pid, 0, 0));
-    await(pid, "the end of the call");
+    await_child(pid, "the end of the call");
     MUST(ptrace(PTRACE_SETOPTIONS, pid, 0, 0));
     MUST(ptrace(PTRACE_CONT, pid, 0, 0));
-    await(pid, "the tracee");
+    await_child(pid, "the tracee");
 }
 
 static void traced_without_option(void)
