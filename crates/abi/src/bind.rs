@@ -2,8 +2,7 @@
 //!
 //! All are of kind [`crate::control::MSG_BIND`]: a [`BindRequest`], then a tail
 //! that the operation describes. Paths are relative to the bound directory, as
-//! in `MSG_FS_*`; two paths are separated by a NUL. No descriptor travels but those of volumes: open
-//! files are numbers that the host gives out.
+//! in `MSG_FS_*`; two paths are separated by a NUL. Open files are numbers that the host gives out.
 
 use core::sync::atomic::AtomicU64;
 
@@ -37,7 +36,8 @@ pub const BIND_LIST: u32 = 2;
 /// Target of a symbolic link.
 pub const BIND_READLINK: u32 = 3;
 /// Open a regular file: `a` has the flags of open(2) ([`BIND_OPEN_FLAGS`]), `b`
-/// the permissions of a new file. Reply: the file's number, a `u64`.
+/// the permissions of a new file. Reply: the file's number, a `u64`, and a descriptor of a file that
+/// is opened to be read only.
 pub const BIND_OPEN: u32 = 4;
 /// Close open file `a`.
 pub const BIND_CLOSE: u32 = 5;
@@ -76,6 +76,20 @@ pub const BIND_STATFS: u32 = 20;
 /// Give a file to user `a` and group `b`; [`BIND_ID_OMIT`] leaves one alone. Owners do not change, so it is
 /// `EPERM` unless the file belongs to them.
 pub const BIND_CHOWN: u32 = 21;
+/// Attributes of what each name of a path stands for, but for the first `a`. It ends with what is no
+/// directory. Reply: a [`Walked`], then a [`crate::control::FileAttributes`] for each name.
+pub const BIND_WALK: u32 = 22;
+
+/// The beginning of the reply to a [`BIND_WALK`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Walked {
+    /// Error number for the name behind the last one that was found; 0: there is none, or it was not
+    /// looked for.
+    pub errno: i32,
+    /// Zero.
+    pub reserved: u32,
+}
 
 // Operations on files of volumes ([`MOUNT_VOLUME`]) only. There BIND_OPEN has a descriptor and
 // an [`OpenedVolumeFile`] in its reply, and there is neither BIND_READ nor BIND_WRITE.

@@ -182,7 +182,7 @@ impl Host {
             }
             MSG_FS_STAT => known.file(body).map(|file| (bytes_of(&file.attributes).to_vec(), None)),
             MSG_FS_READLINK => known.file(body).map(|file| (file.target.clone(), None)),
-            MSG_FS_LIST => Ok((known.list(body), None)),
+            MSG_FS_LOOK => Ok((known.list(body), None)),
             MSG_OPEN_SOCKET => Err(Errno::EACCES),
             MSG_MEMORY_FILE => Ok(open_memory(b"")),
             _ => Err(Errno::EIO),
@@ -216,7 +216,7 @@ impl Known {
         self.files.get(path).ok_or(Errno::ENOENT)
     }
 
-    /// One entry of a directory, since every entry must be asked for.
+    /// One entry of a directory with its attributes, since every entry must be asked for.
     fn list(&self, request: &[u8]) -> Vec<u8> {
         let (ListDirectory { skip, .. }, path) = split(request);
         let prefix = if path.is_empty() { Vec::new() } else { [path, b"/"].concat() };
@@ -232,6 +232,7 @@ impl Known {
         };
         let mut bytes = [bytes_of(&entry), name].concat();
         bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes.extend_from_slice(bytes_of(&file.attributes));
         bytes
     }
 }

@@ -142,6 +142,12 @@ pub const MSG_FS_READLINK: u32 = 204;
 /// Open a regular file read-only: the tail is a path. The reply has one
 /// descriptor and a [`super::FileAttributes`] tail.
 pub const MSG_FS_OPEN: u32 = 205;
+/// Give me a socket of my own for requests about directories of the host, of the root and of bound
+/// ones: as [`crate::bind::VOLUME_SOCKET`]. Without body; granted once. Reply: that socket.
+pub const MSG_FS_SOCKET: u32 = 206;
+/// Entries of a directory as [`MSG_FS_LIST`], each with a [`super::FileAttributes`]; of mode 0, if its
+/// attributes are to be asked for.
+pub const MSG_FS_LOOK: u32 = 207;
 /// Give me memory that my processes can share: a memory file of [`crate::layout::ARENA_FILE_SIZE`]
 /// bytes, all zeros. Without body; granted once. Reply: that file.
 pub const MSG_MEMORY_FILE: u32 = 211;

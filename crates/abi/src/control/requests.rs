@@ -75,7 +75,8 @@ pub struct ListDirectory {
 }
 
 /// One entry in the reply to [`super::MSG_FS_LIST`]; `name_len` bytes follow, padded
-/// with zeros to a multiple of 8.
+/// with zeros to a multiple of 8, and in the reply to [`super::MSG_FS_LOOK`] a [`FileAttributes`] behind
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DirectoryEntry {

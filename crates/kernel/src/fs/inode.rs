@@ -256,6 +256,9 @@ pub trait Inode: Any + Saved + Send + Sync {
         None
     }
 
+    /// Hears which path is about to be looked up from a directory on, name by name.
+    fn expect_walk(&self, _path: &[u8]) {}
+
     /// Finds a name in a directory.
     fn lookup(&self, _name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {
         Err(Errno::ENOTDIR)

@@ -154,6 +154,7 @@ impl<'c> Walk<'c> {
             if !current.is_directory() {
                 return Err(Errno::ENOTDIR);
             }
+            current.inode().expect_walk(&rest[at..]);
             self.context.identity.check(&**current.inode(), Access::EXECUTE)?;
             if name.len() > NAME_MAX {
                 return Err(Errno::ENAMETOOLONG);

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use thaw_abi::control::MSG_FS_OPEN;
 
 use super::blobs::OPEN_MAX;
-use super::broker;
+use super::files_socket;
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::{OfBoot, kernel};
@@ -39,7 +39,7 @@ pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
         }
     }
     let mut reply = Vec::new();
-    let fd = broker::request(MSG_FS_OPEN, &[], path, &mut reply)?.ok_or(Errno::EIO)?;
+    let fd = files_socket::request(MSG_FS_OPEN, &[], path, &mut reply)?.ok_or(Errno::EIO)?;
     OfBoot::of_this(&mut cache.borrow_mut()).insert(path.clone(), fd);
     Ok(fd)
 }

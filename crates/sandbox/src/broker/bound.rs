@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytemuck::{Zeroable, bytes_of};
+use bytemuck::{Zeroable, bytes_of, cast_slice};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_OMIT, chmodat,
     fstat, fstatvfs, fsync, ftruncate, linkat, mkdirat, openat, renameat_with, symlinkat, unlinkat,
@@ -30,6 +30,7 @@ use thaw_abi::bind::*;
 use super::host_directory::{HostDirectory, HostPolicy, Listing, Place};
 use super::owners::{Ids, Owners};
 use super::path::is_harmless;
+use super::{Answer, check_read_only};
 
 /// Most files of one mount that a sandbox has open at a time.
 const OPEN_MAX: usize = 512;
@@ -178,8 +179,17 @@ impl Bound {
         self.owners
     }
 
-    /// Serves a request; the tail of the reply.
-    pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
+    /// Serves a request.
+    pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Answer, Errno> {
+        match request.operation {
+            BIND_OPEN if is_harmless(tail) => self.open_file(tail, request.a, request.b),
+            BIND_OPEN => Err(Errno::INVAL),
+            _ => self.answer(request, tail).map(Answer::data),
+        }
+    }
+
+    /// The tail of the reply to a request that is answered without a descriptor.
+    pub fn answer(&self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
         let BindRequest { operation, a, b, c, .. } = *request;
         match operation {
             BIND_WRITE => self.write(a, b, tail),
@@ -215,7 +225,7 @@ impl Bound {
             BIND_STAT => return self.stat(path),
             BIND_READLINK => return self.directory.read_link(path),
             BIND_LIST => return self.list(path, a),
-            BIND_OPEN => return self.open_file(path, a, b),
+            BIND_WALK => return Ok(self.walk(path, a)),
             BIND_STATFS => return self.statfs(path),
             _ => self.check_writable()?,
         }
@@ -251,6 +261,13 @@ impl Bound {
             Place::Hidden(attributes) => attributes,
         };
         Ok(bytes_of(&attributes).to_vec())
+    }
+
+    fn walk(&self, path: &[u8], skip: u64) -> Vec<u8> {
+        let (found, error) = self.directory.attributes_along(path, |stat| self.owners.show(stat));
+        let errno = error.map_or(0, |error| error.raw_os_error());
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(found.len());
+        [bytes_of(&Walked { errno, reserved: 0 }), cast_slice(&found[skip..])].concat()
     }
 
     fn check_writable(&self) -> Result<(), Errno> {
@@ -311,7 +328,7 @@ impl Bound {
         Ok(tail)
     }
 
-    fn open_file(&self, path: &[u8], flags: u64, mode: u64) -> Result<Vec<u8>, Errno> {
+    fn open_file(&self, path: &[u8], flags: u64, mode: u64) -> Result<Answer, Errno> {
         let flags = OFlags::from_bits_retain((flags & BIND_OPEN_FLAGS) as u32);
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE) {
             self.check_writable()?;
@@ -327,6 +344,11 @@ impl Bound {
         } else {
             self.directory.open_regular(path, flags)?.0
         };
+        // Without it, reading is a request.
+        let descriptor = match flags & OFlags::ACCMODE == OFlags::RDONLY {
+            true => file.try_clone().ok().filter(|file| check_read_only(file.as_fd()).is_ok()),
+            false => None,
+        };
         let mut open = self.open_files();
         // Another request may have come in between.
         if open.files.len() >= OPEN_MAX {
@@ -335,7 +357,7 @@ impl Bound {
         open.last += 1;
         let number = open.last;
         open.files.insert(number, Arc::new(file));
-        Ok(number.to_ne_bytes().to_vec())
+        Ok(Answer { tail: number.to_ne_bytes().to_vec(), descriptor })
     }
 
     fn read(&self, number: u64, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
@@ -469,7 +491,17 @@ mod tests {
 
     impl Tree {
         fn ask(&self, operation: u32, a: u64, b: u64, tail: &[u8]) -> Result<Vec<u8>, Errno> {
-            self.bound.serve(&BindRequest { mount: 0, operation, a, b, c: 100 }, tail)
+            let request = BindRequest { mount: 0, operation, a, b, c: 100 };
+            self.bound.serve(&request, tail).map(|answer| answer.tail)
+        }
+
+        /// The error and the attributes that a walk along a path tells of.
+        fn walk(&self, path: &str, skip: u64) -> (i32, Vec<FileAttributes>) {
+            let reply = self.ask(BIND_WALK, skip, 0, path.as_bytes()).unwrap();
+            let (head, found) = reply.split_at(size_of::<Walked>());
+            let head: Walked = bytemuck::pod_read_unaligned(head);
+            let found = found.chunks_exact(size_of::<FileAttributes>());
+            (head.errno, found.map(bytemuck::pod_read_unaligned).collect())
         }
 
         fn open(&self, path: &str, flags: OFlags) -> Result<u64, Errno> {
@@ -514,7 +546,7 @@ mod tests {
             assert!(matches!(error, Errno::LOOP), "{path}: {error}");
         }
         for path in ["../secret/key", "/etc/passwd", "sub/../../secret/key", "sub/..", "a//b"] {
-            for operation in 1..=21 {
+            for operation in 1..=BIND_WALK {
                 assert!(tree.ask(operation, 0, 0, path.as_bytes()).is_err(), "{operation} {path}");
                 let two = [path.as_bytes(), b"\0file"].concat();
                 assert!(tree.ask(operation, 0, 0, &two).is_err(), "{operation} {path}");
@@ -554,6 +586,43 @@ mod tests {
     }
 
     #[test]
+    fn a_walk_tells_what_each_name_stands_for() {
+        let tree = tree(BoundAccess::Read);
+        fs::create_dir(tree.all.path().join("bound/sub/deep")).unwrap();
+        let stat = |path: &str| -> FileAttributes {
+            bytemuck::pod_read_unaligned(&tree.ask(BIND_STAT, 0, 0, path.as_bytes()).unwrap())
+        };
+        let along = [stat("sub"), stat("sub/deep")];
+        assert_eq!(tree.walk("sub/deep", 0), (0, along.to_vec()));
+        assert_eq!(tree.walk("sub/deep", 1), (0, along[1..].to_vec()));
+        assert_eq!(tree.walk("sub/deep", 9), (0, Vec::new()));
+        assert_eq!(tree.walk("sub/deep/none/more", 0), (libc::ENOENT, along.to_vec()));
+        assert_eq!(tree.walk("none", 0), (libc::ENOENT, Vec::new()));
+        // Links and files end it, and are told of.
+        assert_eq!(tree.walk("away/key", 0), (libc::ELOOP, vec![stat("away")]));
+        assert_eq!(tree.walk("file/x", 0), (libc::ENOTDIR, vec![stat("file")]));
+    }
+
+    #[test]
+    fn a_file_to_be_read_comes_with_a_descriptor() {
+        let tree = tree(BoundAccess::Write);
+        let open = |path: &str, flags: OFlags| {
+            let a = flags.bits().into();
+            let request = BindRequest { mount: 0, operation: BIND_OPEN, a, b: 0o600, c: 0 };
+            tree.bound.serve(&request, path.as_bytes()).unwrap().descriptor
+        };
+        let file = open("file", OFlags::RDONLY).unwrap();
+        assert_eq!(pwrite(&file, b"x", 0), Err(Errno::BADF));
+        for (path, flags) in [
+            ("file", OFlags::RDWR),
+            ("file", OFlags::WRONLY),
+            ("one", OFlags::RDWR | OFlags::CREATE),
+        ] {
+            assert!(open(path, flags).is_none(), "{flags:?}");
+        }
+    }
+
+    #[test]
     fn hidden_directories_are_neither_read_nor_moved() {
         let all = tempfile::tempdir().unwrap();
         let home = all.path().join("home");
@@ -579,6 +648,9 @@ mod tests {
         }
         assert_eq!(tree.open("home/new", OFlags::RDWR | OFlags::CREATE), Err(Errno::ROFS));
         assert_eq!(fs::read_dir(&home).unwrap().count(), 0);
+        fs::write(home.join("key"), "secret").unwrap();
+        let (errno, found) = tree.walk("home/key", 0);
+        assert_eq!((errno, found.len(), found[0].mode), (libc::ENOENT, 1, 0o40555));
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::message;
 use leaving::Leaving;
 pub use leaving::leave_requests_about_volumes;
 use own_socket::OwnSocket;
+pub(super) use own_socket::OwnSocketPair;
 
 /// How long a request may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -56,6 +57,8 @@ struct Shared {
     control: OwnedFd,
     /// The host's end of the sandbox' own socket, if it has asked for one.
     own: OnceLock<OwnSocket>,
+    /// One that was made before, for a process that makes none.
+    made: Mutex<Option<OwnSocketPair>>,
     state: Mutex<State>,
     /// There is something to do.
     work: Condvar,
@@ -109,10 +112,20 @@ impl FileServer {
     /// # Errors
     /// There are no threads left.
     pub fn start(directories: Directories, control: OwnedFd) -> io::Result<Self> {
+        Self::start_with(directories, control, None)
+    }
+
+    /// The same in a process that makes no sockets: `own` is for the sandbox that asks for one.
+    pub(super) fn start_with(
+        directories: Directories,
+        control: OwnedFd,
+        own: Option<OwnSocketPair>,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             directories,
             control,
             own: OnceLock::new(),
+            made: Mutex::new(own),
             state: Mutex::default(),
             work: Condvar::new(),
             closing: Condvar::new(),
@@ -247,11 +260,15 @@ impl Shared {
         self.state().running.remove(&number).is_some_and(|running| !running.given_up)
     }
 
-    /// Makes a socket for the sandbox' requests about volumes.
+    /// Gives the sandbox a socket for its requests.
     fn grant_own_socket(&self) -> Result<Answer, Errno> {
-        let (own, of_sandbox) = OwnSocket::pair().map_err(|_| Errno::MFILE)?;
-        match self.own.set(own) {
-            Ok(()) => Ok(Answer::file(of_sandbox, Vec::new())),
+        if self.own.get().is_some() {
+            return Err(Errno::BUSY);
+        }
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pair = made.map_or_else(OwnSocketPair::new, Ok).map_err(|_| Errno::MFILE)?;
+        match self.own.set(pair.host) {
+            Ok(()) => Ok(Answer::file(pair.sandbox, Vec::new())),
             Err(_) => Err(Errno::BUSY),
         }
     }

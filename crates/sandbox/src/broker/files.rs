@@ -12,6 +12,7 @@ use thaw_abi::bind::{BindRequest, VOLUME_SOCKET};
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::{Description, HostDirectory, Listing};
 use super::owners::{Ids, Owners};
+use super::request::ListDetail;
 use super::rights::FileRights;
 use super::volume::{MountedVolume, Share, Volume, VolumeHolder, VolumeMount};
 use super::{Answer, Question, check_read_only};
@@ -20,9 +21,10 @@ use super::{Answer, Question, check_read_only};
 #[derive(Clone, Debug)]
 pub enum FileQuestion {
     Stat(Vec<u8>),
-    List { path: Vec<u8>, skip: u64 },
+    List { path: Vec<u8>, skip: u64, detail: ListDetail },
     ReadLink(Vec<u8>),
     Open(Vec<u8>),
+    Socket,
     Bind(BindRequest, Vec<u8>),
 }
 
@@ -31,9 +33,12 @@ impl FileQuestion {
     pub fn of(question: &Question<'_>) -> Option<Self> {
         Some(match *question {
             Question::Stat(path) => Self::Stat(path.to_vec()),
-            Question::List { path, skip } => Self::List { path: path.to_vec(), skip },
+            Question::List { path, skip, detail } => {
+                Self::List { path: path.to_vec(), skip, detail }
+            }
             Question::ReadLink(path) => Self::ReadLink(path.to_vec()),
             Question::Open(path) => Self::Open(path.to_vec()),
+            Question::FilesSocket => Self::Socket,
             Question::Bind(request, tail) => Self::Bind(request, tail.to_vec()),
             _ => return None,
         })
@@ -154,11 +159,15 @@ impl Directories {
         FileQuestion::of(question).map(|question| self.answer(&question))
     }
 
-    /// Whether a question asks for a socket of the sandbox' own, for its volumes.
+    /// Whether a question asks for a socket of the sandbox' own.
     pub fn is_about_socket(&self, question: &FileQuestion) -> bool {
-        let FileQuestion::Bind(request, _) = question else { return false };
-        request.operation == VOLUME_SOCKET
-            && self.volumes.get(&request.mount).is_some_and(|volume| !volume.is_left())
+        match question {
+            FileQuestion::Socket => true,
+            FileQuestion::Bind(request, _) if request.operation == VOLUME_SOCKET => {
+                self.volumes.get(&request.mount).is_some_and(|volume| !volume.is_left())
+            }
+            _ => false,
+        }
     }
 
     /// How many files of a volume are open.
@@ -178,7 +187,7 @@ impl Directories {
                 return volume.serve(request, tail);
             }
             let bound = self.bound.get(&request.mount).ok_or(Errno::NODEV)?;
-            return Ok(Answer::data(bound.serve(request, tail)?));
+            return bound.serve(request, tail);
         }
         // The sandbox has the other kind of rootfs.
         let root = self.root.as_ref().ok_or(Errno::NOSYS)?;
@@ -190,18 +199,22 @@ impl Directories {
                 check_read_only(file.as_fd())?;
                 Ok(Answer::file(file, attributes))
             }
-            FileQuestion::List { path, skip } => {
+            FileQuestion::List { path, skip, detail } => {
                 let last = self.last_listing().take();
                 let listing = match last {
                     Some(listing) if *skip > 0 && listing.is_of(path) => listing,
                     _ => root.list(path)?,
                 };
-                let tail = listing.page(*skip);
+                let tail = match detail {
+                    ListDetail::Name => listing.page(*skip),
+                    ListDetail::Attributes => root.page_with_attributes(&listing, *skip),
+                };
                 // An empty page is the end; the listing is not asked for again.
                 *self.last_listing() = (!tail.is_empty()).then_some(listing);
                 Ok(Answer::data(tail))
             }
-            FileQuestion::Bind(..) => Err(Errno::NOSYS),
+            // Given by who serves ([`super::FileServer`]), or nobody.
+            FileQuestion::Socket | FileQuestion::Bind(..) => Err(Errno::NOSYS),
         }
     }
 

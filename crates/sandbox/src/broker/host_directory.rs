@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bytemuck::bytes_of;
+use bytemuck::{Zeroable, bytes_of};
 use rustix::fs::{
-    CWD, Dir, FileType, Mode, OFlags, Stat, Statx, StatxFlags, fstat, makedev, open, openat,
-    readlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, Statx, StatxFlags, fstat, makedev, open,
+    openat, readlinkat, statx,
 };
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -92,6 +92,12 @@ pub(super) enum Place {
     /// opened it (`O_PATH`).
     Seen(OwnedFd),
     /// Something that looks like an empty directory.
+    Hidden(FileAttributes),
+}
+
+/// What a name on the way stands for, as [`Place`].
+enum Passed<'a> {
+    Seen(BorrowedFd<'a>),
     Hidden(FileAttributes),
 }
 
@@ -205,6 +211,33 @@ impl HostDirectory {
 
     /// Finds a file without opening it, and without following any link.
     pub(super) fn locate(&self, path: &[u8]) -> Result<Place, Errno> {
+        self.walk(path, |_| Ok(()))
+    }
+
+    /// What each name of a path stands for, as far as it leads, and the error of the name behind the last
+    /// of these.
+    pub(super) fn attributes_along(
+        &self,
+        path: &[u8],
+        show: impl Fn(&Stat) -> FileAttributes,
+    ) -> (Vec<FileAttributes>, Option<Errno>) {
+        let mut found = Vec::new();
+        let walked = self.walk(path, |place| {
+            found.push(match place {
+                Passed::Seen(file) => show(&fstat(file)?),
+                Passed::Hidden(attributes) => attributes,
+            });
+            Ok(())
+        });
+        (found, walked.err())
+    }
+
+    /// As [`HostDirectory::locate`]; `pass` hears what each name stands for, the last one included.
+    fn walk(
+        &self,
+        path: &[u8],
+        mut pass: impl FnMut(Passed<'_>) -> Result<(), Errno>,
+    ) -> Result<Place, Errno> {
         if !super::path::is_harmless(path) {
             return Err(Errno::INVAL);
         }
@@ -224,13 +257,13 @@ impl HostDirectory {
             let found = look(file.as_fd(), c"")?;
             let is_last = names.peek().is_none();
             if self.is_hidden(&found, &mut mount) {
-                let looks_empty = is_last && looks_like_a_directory(&found);
-                return if looks_empty {
-                    Ok(Place::Hidden(empty(&found)))
-                } else {
-                    Err(Errno::NOENT)
-                };
+                if !looks_like_a_directory(&found) {
+                    return Err(Errno::NOENT);
+                }
+                pass(Passed::Hidden(empty(&found)))?;
+                return if is_last { Ok(Place::Hidden(empty(&found))) } else { Err(Errno::NOENT) };
             }
+            pass(Passed::Seen(file.as_fd()))?;
             match FileType::from_raw_mode(found.stx_mode.into()) {
                 _ if is_last => {}
                 FileType::Directory => {}
@@ -315,7 +348,7 @@ impl HostDirectory {
         path: &[u8],
         mut grow: impl FnMut(usize) -> Result<(), Errno>,
     ) -> Result<Listing, Errno> {
-        let mut listing = Listing { path: path.to_vec(), entries: Vec::new() };
+        let mut listing = Listing { path: path.to_vec(), directory: None, entries: Vec::new() };
         let Place::Seen(located) = self.locate(path)? else { return Ok(listing) };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(&located, c".", flags, Mode::empty())?;
@@ -341,7 +374,28 @@ impl HostDirectory {
             listing.entries.push((name.to_bytes().to_vec(), entry.ino(), kind));
         }
         listing.entries.sort_by(|a, b| a.0.cmp(&b.0));
+        listing.directory = Some(directory);
         Ok(listing)
+    }
+
+    /// A page of a list ([`Listing::page`]), with the attributes of each entry; of mode 0 where a look at
+    /// the entry itself has to decide what is seen of it.
+    pub(super) fn page_with_attributes(&self, listing: &Listing, skip: u64) -> Vec<u8> {
+        let Some(directory) = &listing.directory else { return Vec::new() };
+        let mount = look(directory.as_fd(), c"").map_or(0, |found| found.stx_mnt_id);
+        listing.page_with(skip, |name, tail| {
+            let flags =
+                AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+            let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+            let attributes = match statx(directory, OsStr::from_bytes(name), flags, wanted) {
+                Ok(found) if found.stx_mnt_id == mount && !self.hidden.contains(&found) => {
+                    encode_extended(&found)
+                }
+                // Gone, or not to be seen as it is.
+                _ => FileAttributes::zeroed(),
+            };
+            tail.extend_from_slice(bytes_of(&attributes));
+        })
     }
 }
 
@@ -410,6 +464,8 @@ fn empty(found: &Statx) -> FileAttributes {
 #[derive(Debug)]
 pub(super) struct Listing {
     path: Vec<u8>,
+    /// The directory; none: it looks empty.
+    directory: Option<OwnedFd>,
     entries: Vec<(Vec<u8>, u64, FileType)>,
 }
 
@@ -421,6 +477,11 @@ impl Listing {
 
     /// Entries after the first `skip`, as many as fit the tail of one reply.
     pub fn page(&self, skip: u64) -> Vec<u8> {
+        self.page_with(skip, |_, _| {})
+    }
+
+    /// The same; `add` appends something to an entry by its name.
+    fn page_with(&self, skip: u64, add: impl Fn(&[u8], &mut Vec<u8>)) -> Vec<u8> {
         let mut tail = Vec::new();
         let skip = usize::try_from(skip).unwrap_or(usize::MAX);
         for (name, inode, kind) in self.entries.iter().skip(skip) {
@@ -436,8 +497,25 @@ impl Listing {
             tail.extend_from_slice(bytes_of(&entry));
             tail.extend_from_slice(name);
             tail.resize(tail.len() + padded - name.len(), 0);
+            add(name, &mut tail);
         }
         tail
+    }
+}
+
+fn encode_extended(found: &Statx) -> FileAttributes {
+    FileAttributes {
+        device: makedev(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino,
+        size: found.stx_size,
+        mtime_sec: found.stx_mtime.tv_sec,
+        mtime_nsec: found.stx_mtime.tv_nsec,
+        mode: found.stx_mode.into(),
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        nlink: found.stx_nlink,
+        rdev: u32::try_from(makedev(found.stx_rdev_major, found.stx_rdev_minor))
+            .unwrap_or(u32::MAX),
     }
 }
 
@@ -613,6 +691,46 @@ mod tests {
             let error = HostDirectory::open_with(&path, &policy).unwrap_err();
             assert!(error.to_string().contains("Thaw's own state"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_list_with_attributes_says_what_a_look_says_or_nothing() {
+        let all = tempfile::tempdir().unwrap();
+        let policy = HostPolicy { hidden: vec![all.path().join("home")], ..HostPolicy::default() };
+        for name in ["home", "sub"] {
+            fs::create_dir(all.path().join(name)).unwrap();
+        }
+        fs::write(all.path().join("file"), "content").unwrap();
+        symlink("/etc/passwd", all.path().join("link")).unwrap();
+        let own = HostDirectory::open_with(all.path(), &policy).unwrap();
+        assert_eq!(check_attributes(&own), [("home".to_owned(), false)]);
+        let root = HostDirectory::open("/".as_ref()).unwrap();
+        assert!(check_attributes(&root).contains(&("proc".to_owned(), false)));
+    }
+
+    /// The entries of a directory of which its list tells no attributes; all others are as they are when
+    /// they are looked at.
+    fn check_attributes(directory: &HostDirectory) -> Vec<(String, bool)> {
+        let listing = directory.list(b"").unwrap();
+        let page = directory.page_with_attributes(&listing, 0);
+        let (mut rest, mut untold, mut count) = (page.as_slice(), Vec::new(), 0);
+        while let Some((head, tail)) = rest.split_at_checked(size_of::<DirectoryEntry>()) {
+            let head: DirectoryEntry = bytemuck::pod_read_unaligned(head);
+            let len = head.name_len as usize;
+            let name = String::from_utf8(tail[..len].to_vec()).unwrap();
+            let (told, tail) =
+                tail[len.next_multiple_of(8)..].split_at(size_of::<FileAttributes>());
+            let told: FileAttributes = bytemuck::pod_read_unaligned(told);
+            match told.mode {
+                0 => untold.push((name, false)),
+                _ => {
+                    assert_eq!(bytes_of(&told), directory.stat(name.as_bytes()).unwrap(), "{name}")
+                }
+            }
+            (rest, count) = (tail, count + 1);
+        }
+        assert_eq!(count, listing.entries.len());
+        untold
     }
 
     #[test]

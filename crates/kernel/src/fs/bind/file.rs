@@ -10,10 +10,13 @@ use super::node::Handle;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, Stat};
 use crate::fs::inode::Inode;
+use crate::fs::lower::host_file;
 use crate::fs::writing;
 use crate::io::{Sink, Source};
 use crate::mm::backing::{MmapSource, UpperPages};
 use crate::mm::shared::Placed;
+use crate::platform::machine::{HostFd, HostFiles, Machine};
+use crate::state::OfBoot;
 
 /// An open regular file of the host.
 pub struct BoundFile {
@@ -25,13 +28,16 @@ struct Pages {
     node: Arc<BoundNode>,
     /// The open file.
     handle: Handle,
+    /// The same to be read without a request, if it was opened to be read only.
+    descriptor: Option<OfBoot<HostFd>>,
 }
 
 impl BoundFile {
-    pub(super) fn new(node: Arc<BoundNode>, handle: u64) -> Self {
+    pub(super) fn new(node: Arc<BoundNode>, handle: u64, descriptor: Option<HostFd>) -> Self {
         let handle = Handle::new(handle);
         node.open.borrow_mut().push(handle);
-        Self { pages: Arc::new(Pages { node, handle }) }
+        let descriptor = descriptor.map(OfBoot::new);
+        Self { pages: Arc::new(Pages { node, handle, descriptor }) }
     }
 }
 
@@ -42,6 +48,10 @@ impl Pages {
     }
 
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        if let Some(&descriptor) = self.descriptor.as_ref().and_then(OfBoot::get) {
+            let len = sink.remaining();
+            return host_file::read_file(|| Ok(descriptor), sink, offset, len);
+        }
         let mut done = 0;
         while sink.remaining() > 0 {
             let wanted = sink.remaining().min(BIND_READ_MAX) as u64;
@@ -98,6 +108,9 @@ impl Drop for Pages {
     fn drop(&mut self) {
         let handle = self.handle;
         self.node.open.borrow_mut().retain(|open| *open != handle);
+        if let Some(&descriptor) = self.descriptor.as_ref().and_then(OfBoot::get) {
+            Machine::close(descriptor);
+        }
         if handle.is_of_this_boot() {
             // Nobody is left to hear of a failure.
             let _ = self.node.bind.ask(BIND_CLOSE, [handle.number, 0, 0], &[]);

@@ -6,6 +6,7 @@
 //! system call only. No host descriptor is involved, but for files of
 //! volumes ([`volume`]).
 
+mod ahead;
 mod file;
 mod lengths;
 mod node;
@@ -18,11 +19,12 @@ use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
 use thaw_abi::bind::{
-    BIND_FSTAT, BIND_LIST, BIND_READLINK, BIND_STAT, BIND_STATFS, BindRequest, BindStatfs,
-    VOLUME_RENEW,
+    BIND_FSTAT, BIND_LIST, BIND_READ, BIND_READLINK, BIND_STAT, BIND_STATFS, BIND_WALK,
+    BindRequest, BindStatfs, VOLUME_RENEW,
 };
-use thaw_abi::control::{FileAttributes, MSG_BIND};
+use thaw_abi::control::FileAttributes;
 
+use ahead::Ahead;
 pub use file::BoundFile;
 pub use node::BoundNode;
 pub use renewal::Volumes;
@@ -30,7 +32,7 @@ pub use volume::VolumeFile;
 
 use super::inode::{FilesystemId, Inode, Statfs};
 use crate::errno::{Errno, Result};
-use crate::host::{broker, volume_socket};
+use crate::host::{files_socket, volume_socket};
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state;
 use crate::sync::KernelCell;
@@ -50,6 +52,8 @@ pub struct Bind {
     changes: KernelCell<u64>,
     /// Files of a volume that are open, some of them no more.
     open: KernelCell<Vec<Weak<VolumePages>>>,
+    /// What the host has said of a path that is being looked up.
+    ahead: KernelCell<Ahead>,
 }
 
 /// When the host has said something: as long as it is the same, the system call that is handled has
@@ -78,6 +82,10 @@ pub enum Kind {
     },
 }
 
+/// Requests that change nothing.
+const LOOKS: [u32; 7] =
+    [BIND_STAT, BIND_FSTAT, BIND_LIST, BIND_READLINK, BIND_STATFS, BIND_READ, BIND_WALK];
+
 /// Most files whose size is remembered. Without it, the host is asked.
 const SIZES_MAX: usize = 4096;
 
@@ -91,6 +99,7 @@ impl Bind {
             sizes: KernelCell::default(),
             changes: KernelCell::new(0),
             open: KernelCell::default(),
+            ahead: KernelCell::default(),
         });
         if bind.is_volume() {
             state::kernel().volumes.add(&bind);
@@ -124,7 +133,7 @@ impl Bind {
         arguments: [u64; 3],
         tail: &[u8],
     ) -> Result<(Option<HostFd>, Vec<u8>)> {
-        if !matches!(operation, BIND_STAT | BIND_FSTAT | BIND_LIST | BIND_READLINK | BIND_STATFS) {
+        if !LOOKS.contains(&operation) {
             *self.changes.borrow_mut() += 1;
         }
         let [a, b, c] = arguments;
@@ -132,7 +141,7 @@ impl Bind {
         let mut reply = Vec::new();
         let fd = match self.is_volume() {
             true => self.request_of_volume(&request, tail, &mut reply)?,
-            false => broker::request(MSG_BIND, bytemuck::bytes_of(&request), tail, &mut reply)?,
+            false => files_socket::request_of_bound(&request, tail, &mut reply)?,
         };
         Ok((fd, reply))
     }
@@ -266,6 +275,7 @@ mod tests {
             sizes: KernelCell::default(),
             changes: KernelCell::new(0),
             open: KernelCell::default(),
+            ahead: KernelCell::default(),
         };
         let first = bind.moment();
         assert_eq!(bind.moment(), first);

@@ -7,7 +7,7 @@ use thaw_abi::bind::*;
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 use super::volume::{Opened, VolumeFile};
-use super::{Bind, BoundFile, Moment, parse};
+use super::{Bind, BoundFile, Moment, number, parse};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, OpenFlags};
 use crate::fs::inode::{
@@ -143,7 +143,9 @@ impl BoundNode {
     }
 
     fn child(&self, name: &[u8]) -> Result<Arc<BoundNode>> {
-        let attributes = self.bind.stat(&self.path_of(name))?;
+        let path = self.path_of(name);
+        let told = self.bind.told_ahead(&path);
+        let attributes = told.unwrap_or_else(|| self.bind.stat(&path))?;
         let here = Self::new(self.bind.clone(), self.parent_of_child(), name, attributes);
         Ok(here)
     }
@@ -222,11 +224,15 @@ impl BoundNode {
             };
             return Ok(Arc::new(VolumeFile::new(self, opened, access != 0)));
         }
-        let handle = match fresh {
-            Some(Fresh::Bound(handle)) => handle,
-            _ => self.bind.ask_number(BIND_OPEN, [access, 0, 0], &self.path())?,
+        let (handle, descriptor) = match fresh {
+            Some(Fresh::Bound(handle)) => (handle, None),
+            _ => {
+                let (descriptor, reply) =
+                    self.bind.request(BIND_OPEN, [access, 0, 0], &self.path())?;
+                (number(reply)?, descriptor)
+            }
         };
-        Ok(Arc::new(BoundFile::new(self, handle)))
+        Ok(Arc::new(BoundFile::new(self, handle, descriptor)))
     }
 
     fn create_regular(&self, name: &[u8], path: &[u8], permissions: u64) -> Result<Arc<dyn Inode>> {
@@ -323,6 +329,10 @@ impl Inode for BoundNode {
 
     fn caches_lookups(&self) -> bool {
         false
+    }
+
+    fn expect_walk(&self, path: &[u8]) {
+        self.bind.ask_ahead(self.path(), path);
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {

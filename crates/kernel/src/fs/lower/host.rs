@@ -10,14 +10,14 @@ use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
 use thaw_abi::control::{
-    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_READLINK, MSG_FS_STAT,
+    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LOOK, MSG_FS_READLINK, MSG_FS_STAT,
 };
 
 use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
 use crate::fs::inode::{FileType, S_IFMT, Timestamp};
 use crate::fs::lower::host_file;
-use crate::host::{broker, files};
+use crate::host::{files, files_socket};
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
 use crate::sync::KernelCell;
@@ -26,6 +26,9 @@ use crate::sync::KernelCell;
 pub struct HostLower {
     state: KernelCell<State>,
 }
+
+/// Most files whose attributes are kept although nobody has asked for them.
+const LISTED_MAX: usize = 2048;
 
 #[derive(Default)]
 struct State {
@@ -38,6 +41,8 @@ struct State {
     devices: Vec<u64>,
     /// Files with several names, by device and inode number: each is one file.
     linked: BTreeMap<(u64, u64), LowerId>,
+    /// What came with the lists of directories, by path: whoever lists one often looks at what is in it.
+    listed: BTreeMap<Vec<u8>, FileAttributes>,
 }
 
 #[derive(Clone)]
@@ -61,11 +66,23 @@ impl HostLower {
 
     /// The file with this path, if there is one.
     fn find(&self, path: &[u8]) -> Result<Option<LowerId>> {
-        if let Some(id) = self.state.borrow_mut().by_path.get(path) {
-            return Ok(Some(*id));
+        let listed = {
+            let mut state = self.state.borrow_mut();
+            if let Some(id) = state.by_path.get(path) {
+                return Ok(Some(*id));
+            }
+            state.listed.remove(path)
+        };
+        match listed {
+            Some(attributes) => self.add(path, attributes).map(Some),
+            None => self.ask(path),
         }
+    }
+
+    /// Asks for the file with this path, if there is one.
+    fn ask(&self, path: &[u8]) -> Result<Option<LowerId>> {
         let mut reply = Vec::new();
-        match broker::request(MSG_FS_STAT, &[], path, &mut reply) {
+        match files_socket::request(MSG_FS_STAT, &[], path, &mut reply) {
             Ok(_) => {}
             // What the host keeps from the broker does not exist for the guest.
             Err(
@@ -75,7 +92,10 @@ impl HostLower {
             }
             Err(error) => return Err(error),
         }
-        let attributes: FileAttributes = parse(&reply)?;
+        self.add(path, parse(&reply)?).map(Some)
+    }
+
+    fn add(&self, path: &[u8], attributes: FileAttributes) -> Result<LowerId> {
         let mut state = self.state.borrow_mut();
         let device = match state.devices.iter().position(|&known| known == attributes.device) {
             Some(position) => position,
@@ -90,7 +110,7 @@ impl HostLower {
         let identity = (attributes.device, attributes.inode);
         if has_links && let Some(&id) = state.linked.get(&identity) {
             state.by_path.insert(path, id);
-            return Ok(Some(id));
+            return Ok(id);
         }
         let id = LowerId(u32::try_from(state.files.len()).map_err(|_| Errno::ENOMEM)?);
         if has_links {
@@ -98,7 +118,19 @@ impl HostLower {
         }
         state.files.push(Entry { path: path.clone(), attributes, device });
         state.by_path.insert(path, id);
-        Ok(Some(id))
+        Ok(id)
+    }
+
+    /// Keeps what a list says of an entry.
+    fn keep_listed(&self, path: Vec<u8>, attributes: FileAttributes) {
+        let mut state = self.state.borrow_mut();
+        if state.by_path.contains_key(&*path) {
+            return;
+        }
+        if state.listed.len() >= LISTED_MAX {
+            state.listed.clear();
+        }
+        state.listed.insert(path, attributes);
     }
 }
 
@@ -150,7 +182,7 @@ impl Lower for HostLower {
         let mut reply = Vec::new();
         loop {
             reply.clear();
-            broker::request(MSG_FS_LIST, bytemuck::bytes_of(&request), &path, &mut reply)?;
+            files_socket::request(MSG_FS_LOOK, bytemuck::bytes_of(&request), &path, &mut reply)?;
             if reply.is_empty() {
                 return Ok(());
             }
@@ -162,7 +194,12 @@ impl Lower for HostLower {
                 let kind = FileType::from_mode(entry.file_type << 12).unwrap_or(FileType::Regular);
                 emit(name, entry.inode, kind);
                 request.skip += 1;
-                rest = after.get((entry.name_len as usize).next_multiple_of(8)..).unwrap_or(&[]);
+                rest = after.get(name.len().next_multiple_of(8)..).ok_or(Errno::EIO)?;
+                let attributes = parse(rest)?;
+                if attributes.mode != 0 {
+                    self.keep_listed(join(&path, name), attributes);
+                }
+                rest = &rest[size_of::<FileAttributes>()..];
             }
         }
     }
@@ -173,7 +210,7 @@ impl Lower for HostLower {
         }
         let path = self.entry(id)?.path;
         let mut target = Vec::new();
-        broker::request(MSG_FS_READLINK, &[], &path, &mut target)?;
+        files_socket::request(MSG_FS_READLINK, &[], &path, &mut target)?;
         self.state.borrow_mut().links.insert(id, target.clone());
         Ok(target)
     }
@@ -252,5 +289,28 @@ mod tests {
         // What has been looked at is remembered.
         sandbox.host.remove("dir/one");
         assert_eq!(layer.lookup(dir, b"one"), Ok(Some(one)));
+    }
+
+    #[test]
+    fn what_a_list_tells_is_asked_for_no_more_and_bounded() {
+        let sandbox = Sandbox::new();
+        put(&sandbox, "", 0o040755, 3, (7, 1), "");
+        put(&sandbox, "told", 0o100644, 1, (7, 2), "");
+        put(&sandbox, "untold", 0, 1, (7, 3), "");
+        let layer = HostLower::new().unwrap();
+        let root = layer.root();
+        assert_eq!(names(&layer, root).len(), 2);
+        sandbox.host.remove("told");
+        let told = layer.lookup(root, b"told").unwrap().unwrap();
+        assert_eq!(layer.attributes(told).unwrap().ino, 2);
+        assert!(layer.state.borrow_mut().listed.is_empty(), "it is kept twice");
+        put(&sandbox, "untold", 0o100600, 1, (7, 3), "");
+        let untold = layer.lookup(root, b"untold").unwrap().unwrap();
+        assert_eq!(layer.attributes(untold).unwrap().mode, 0o100600);
+        for number in 0..3 * LISTED_MAX {
+            let attributes = FileAttributes { mode: 0o100600, ..Zeroable::zeroed() };
+            layer.keep_listed(number.to_ne_bytes().to_vec(), attributes);
+            assert!(layer.state.borrow_mut().listed.len() <= LISTED_MAX);
+        }
     }
 }

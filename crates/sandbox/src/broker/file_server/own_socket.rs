@@ -1,4 +1,4 @@
-//! A socket of a sandbox' own for requests about its volumes.
+//! A socket of a sandbox' own for requests about files.
 //!
 //! Over the control socket a request wakes two threads of the host, one after the other, and on a
 //! virtual machine to wake one takes longer than to serve the request. Here one thread reads,
@@ -29,13 +29,23 @@ const SOON: Duration = Duration::from_micros(100);
 /// The host's end.
 pub struct OwnSocket(OwnedFd);
 
-impl OwnSocket {
-    /// One, and the sandbox' end.
-    pub fn pair() -> io::Result<(Self, OwnedFd)> {
-        let (host, sandbox) = message::control_pair()?;
-        Ok((Self(host), sandbox))
-    }
+/// Both ends.
+pub struct OwnSocketPair {
+    /// The host's.
+    pub host: OwnSocket,
+    /// The sandbox'.
+    pub sandbox: OwnedFd,
+}
 
+impl OwnSocketPair {
+    /// Makes them.
+    pub fn new() -> io::Result<Self> {
+        let (host, sandbox) = message::control_pair()?;
+        Ok(Self { host: OwnSocket(host), sandbox })
+    }
+}
+
+impl OwnSocket {
     /// Lets nothing pass any more, in neither direction. What was sent can still be read.
     pub fn end(&self) {
         // It fails if the sandbox has ended it.
@@ -83,10 +93,8 @@ impl Requests<'_> {
         }
         let (head, body) = self.buffer[..len].split_at_checked(size_of::<MessageHeader>())?;
         let header: MessageHeader = bytemuck::pod_read_unaligned(head);
-        match Question::parse(header.kind, body)? {
-            question @ Question::Bind(..) => Some((header.sequence, FileQuestion::of(&question)?)),
-            _ => None,
-        }
+        let question = FileQuestion::of(&Question::parse(header.kind, body)?)?;
+        Some((header.sequence, question))
     }
 
     fn receive(&mut self) -> io::Result<usize> {

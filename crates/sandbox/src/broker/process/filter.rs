@@ -4,7 +4,7 @@ use std::io;
 
 use crate::allowed::{
     ALLOCATOR, Call, Check, O_LARGEFILE, Otherwise, READ_WRITE, call, has_bits, has_no_bits_but,
-    install_list, is, refuse_call,
+    install_list, is, is_request, refuse_call,
 };
 use crate::broker::BoundAccess;
 
@@ -46,6 +46,12 @@ static CALLS: &[Call] = &[
     call(libc::SYS_sendmsg, &[], "replies to the sandbox, on a socket that it was given"),
     call(libc::SYS_poll, &[], "waits for them; whether there are new mounts"),
     call(libc::SYS_ppoll, &[], "as poll"),
+    call(
+        libc::SYS_ioctl,
+        &[&[is_request(libc::TIOCOUTQ)]],
+        "how much the sandbox has left unread; changes nothing",
+    ),
+    call(libc::SYS_shutdown, &[], "ends the sandbox' own socket"),
     // Itself.
     call(libc::SYS_clone, &[&[NEW_THREAD]], "threads, some of which a file system lets wait"),
     call(libc::SYS_set_robust_list, &[], "threads"),
@@ -143,13 +149,15 @@ mod tests {
             libc::SYS_unshare,
             libc::SYS_mknodat,
             libc::SYS_fchownat,
-            libc::SYS_ioctl,
             libc::SYS_open_by_handle_at,
             libc::SYS_io_uring_setup,
             libc::SYS_bpf,
         ] {
             let mut all = calls(BoundAccess::Write);
             assert!(all.all(|call| call.number != forbidden), "{forbidden}");
+        }
+        for ioctl in calls(BoundAccess::Write).filter(|call| call.number == libc::SYS_ioctl) {
+            assert!(!ioctl.rules.is_empty(), "it changes devices");
         }
         for forbidden in WRITING.iter().skip(1) {
             let mut all = calls(BoundAccess::Read);

@@ -29,7 +29,7 @@ use rustix::process::{Resource, setsid};
 use rustix::thread::set_name;
 use thaw_abi::control::{MESSAGE_MAX, MessageHeader};
 
-use super::file_server::{FileServer, QueueFull};
+use super::file_server::{FileServer, OwnSocketPair, QueueFull};
 use super::files::{Directories, Setup};
 use super::request::Question;
 use crate::confine::{During, Failure, set_limits, set_oom_score};
@@ -276,12 +276,13 @@ fn confine(socket: &OwnedFd) -> Result<FileServer, Failure> {
     let (setup, control, descriptors) = receive_setup(socket).during("hear what to serve")?;
     let (rights, access) = (setup.rights, setup.access());
     let directories = Directories::told(setup, descriptors).during("look at its directories")?;
+    let own = OwnSocketPair::new().during("make the sandbox' own socket")?;
     // A core dump would hold what is in files.
     set_limits(&[(Resource::Core, 0), (Resource::Memlock, 0)]).during("set resource limits")?;
     rights.take_for_process().during("take the rights under which files are served")?;
     // Forbids new privileges, too.
     filter::install(access).during("install its filter")?;
-    FileServer::start(directories, control).during("start its threads")
+    FileServer::start_with(directories, control, Some(own)).during("start its threads")
 }
 
 fn receive_setup(socket: &OwnedFd) -> io::Result<(Setup, OwnedFd, Vec<OwnedFd>)> {

@@ -7,7 +7,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use thaw_abi::bind::{BIND_MKDIR, BIND_STAT, BIND_WRITE, BindRequest};
-use thaw_abi::control::{FileAttributes, MSG_BIND, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_STAT, Reply};
+use thaw_abi::control::{
+    FileAttributes, MSG_BIND, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_SOCKET, MSG_FS_STAT, Reply,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 /// As whom the program runs.
@@ -34,8 +36,13 @@ fn root(path: &Path, policy: &HostPolicy) -> Directories {
     Directories::new(Some(Arc::new(HostDirectory::open_with(path, policy).unwrap())))
 }
 
-/// The error number, the tail and the descriptors of the next reply.
+/// The error number, the tail and the number of descriptors of the next reply.
 fn reply(sandbox: &OwnedFd) -> (i32, Vec<u8>, usize) {
+    let (errno, tail, descriptors) = reply_with_descriptors(sandbox);
+    (errno, tail, descriptors.len())
+}
+
+fn reply_with_descriptors(sandbox: &OwnedFd) -> (i32, Vec<u8>, Vec<OwnedFd>) {
     assert!(is_readable(sandbox, Instant::now() + LONG));
     let mut buffer = vec![0; MESSAGE_MAX];
     let mut descriptors = Vec::new();
@@ -43,7 +50,13 @@ fn reply(sandbox: &OwnedFd) -> (i32, Vec<u8>, usize) {
     let head = size_of::<MessageHeader>();
     let reply: Reply = pod_read_unaligned(&buffer[head..head + size_of::<Reply>()]);
     let tail = buffer[head + size_of::<Reply>()..packet.len].to_vec();
-    (reply.errno, tail, descriptors.len())
+    (reply.errno, tail, descriptors)
+}
+
+/// Asks over the sandbox' own socket; whether anybody can read that.
+fn ask_own(own: &OwnedFd, kind: u32, body: &[u8]) -> bool {
+    let header = message::header(kind, body.len(), 1);
+    message::send(own, &[IoSlice::new(bytes_of(&header)), IoSlice::new(body)], &[]).is_ok()
 }
 
 fn wait_for_end(server: &FileProcess) -> Violation {
@@ -75,6 +88,51 @@ fn questions_are_answered_straight_to_the_sandbox() {
 fn reply_after(server: &FileProcess, sandbox: &OwnedFd, path: &[u8]) -> i32 {
     server.pass_on(MSG_FS_STAT, 2, path).unwrap();
     reply(sandbox).0
+}
+
+#[test]
+fn a_sandbox_gets_one_socket_of_its_own() {
+    let (root_directory, bound_directory) = (directory(), directory());
+    let mut directories = root(root_directory.path(), &HostPolicy::default());
+    let bound = BoundDirectory::open(bound_directory.path(), BoundAccess::Write).unwrap();
+    directories.bind(7, &bound, PROGRAM);
+    let (server, sandbox) = serving(&directories);
+    server.pass_on(MSG_FS_SOCKET, 1, b"").unwrap();
+    let (errno, _, mut descriptors) = reply_with_descriptors(&sandbox);
+    let own = descriptors.pop().unwrap();
+    assert_eq!((errno, descriptors.len()), (0, 0));
+    server.pass_on(MSG_FS_SOCKET, 2, b"").unwrap();
+    assert_eq!(reply(&sandbox).0, libc::EBUSY);
+
+    assert!(ask_own(&own, MSG_FS_STAT, b"file"));
+    assert_eq!(reply(&own).0, 0);
+    assert!(ask_own(&own, MSG_FS_OPEN, b"file"));
+    assert_eq!(reply(&own).2, 1);
+    let request = BindRequest { mount: 7, operation: BIND_MKDIR, a: 0o755, b: 0, c: 0 };
+    assert!(ask_own(&own, MSG_BIND, &[bytes_of(&request), b"new"].concat()));
+    assert_eq!(reply(&own).0, 0);
+    assert!(bound_directory.path().join("new").is_dir());
+    // The control socket serves as before.
+    assert_eq!(reply_after(&server, &sandbox, b"file"), 0);
+    // Nonsense ends this socket only.
+    assert!(ask_own(&own, MSG_FS_STAT, b"../secret"));
+    assert_eq!(message::receive(&own, &mut [0; 64], None).unwrap().len, 0);
+    assert_eq!(reply_after(&server, &sandbox, b"file"), 0);
+    assert_eq!(server.ended(), None);
+}
+
+/// Replies have descriptors, which the host counts as long as nobody takes them.
+#[test]
+fn who_reads_no_replies_of_its_own_socket_loses_it() {
+    let directory = directory();
+    let (server, sandbox) = serving(&root(directory.path(), &HostPolicy::default()));
+    server.pass_on(MSG_FS_SOCKET, 1, b"").unwrap();
+    let own = reply_with_descriptors(&sandbox).2.pop().unwrap();
+    let is_ended = (0..100_000).any(|_| !ask_own(&own, MSG_FS_OPEN, b"file"));
+    assert!(is_ended, "the host goes on");
+    assert_eq!(reply(&own).2, 1);
+    assert_eq!(message::receive(&own, &mut [0; 64], None).unwrap().len, 0, "a second reply");
+    assert_eq!(server.ended(), None);
 }
 
 /// What the caller hides and shows, the process hides and shows.

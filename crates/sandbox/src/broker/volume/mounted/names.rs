@@ -15,7 +15,7 @@ impl MountedVolume {
     /// Requests about names, whose cost is counted.
     pub(super) fn with_names(&self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
         let bound = self.bound();
-        let serve = |request: &BindRequest| bound.serve(request, tail);
+        let serve = |request: &BindRequest| bound.answer(request, tail);
         match request.operation {
             BIND_STAT => {
                 // Nobody cuts it meanwhile.
@@ -124,7 +124,7 @@ impl MountedVolume {
         if request.a == 2 {
             self.check_move(to, from)?;
         }
-        self.bound().serve(request, tail)?;
+        self.bound().answer(request, tail)?;
         // rename(2): two names of one file both stay.
         if let Some(replaced) = replaced.filter(|replaced| replaced.inode != moved.inode) {
             self.volume.removed(&mut state, &replaced);

@@ -1,0 +1,141 @@
+//! Paths in a bound directory that are about to be looked up, name by name: the host is asked once for
+//! what all of their names stand for.
+
+use alloc::vec::Vec;
+
+use thaw_abi::bind::{BIND_WALK, Walked};
+use thaw_abi::control::FileAttributes;
+
+use super::{Bind, Moment};
+use crate::errno::{Errno, Result};
+
+/// Most names that the host is asked for at once.
+const NAMES_MAX: usize = 32;
+
+/// What the host has said of the names of a path.
+#[derive(Default)]
+pub struct Ahead {
+    since: Option<Moment>,
+    /// Paths below the bound directory, and what they lead to.
+    found: Vec<(Vec<u8>, Result<FileAttributes>)>,
+}
+
+impl Ahead {
+    fn get(&self, path: &[u8], now: Moment) -> Option<Result<FileAttributes>> {
+        let known = self.since == Some(now);
+        let mut found = self.found.iter().filter(|_| known);
+        found.find(|(known, _)| known == path).map(|(_, found)| *found)
+    }
+}
+
+impl Bind {
+    /// What the host has said of a path in this system call, if it was asked ahead.
+    pub(super) fn told_ahead(&self, path: &[u8]) -> Option<Result<FileAttributes>> {
+        let now = self.moment();
+        self.ahead.borrow_mut().get(path, now)
+    }
+
+    /// Asks for the names of `path` from the directory `base` on, if there are several to be looked up.
+    pub(super) fn ask_ahead(&self, base: Vec<u8>, path: &[u8]) {
+        let names: Vec<_> = names_to_look_up(path).collect();
+        let [first, _, ..] = &names[..] else { return };
+        if self.is_volume() || self.told_ahead(&join(&base, first)).is_some() {
+            return;
+        }
+        let whole = names.iter().fold(base.clone(), |path, name| join(&path, name));
+        let skip = base.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).count();
+        // Where this fails, each name is asked for.
+        if let Ok(reply) = self.ask(BIND_WALK, [skip as u64, 0, 0], &whole) {
+            let found = told(&reply, base, &names).unwrap_or_default();
+            *self.ahead.borrow_mut() = Ahead { since: Some(self.moment()), found };
+        }
+    }
+}
+
+/// The names of a path up to the first one that goes elsewhere.
+fn names_to_look_up(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+    names.take_while(|name| !matches!(*name, b"." | b"..")).take(NAMES_MAX)
+}
+
+/// What a reply says of each path; `None`: it says nothing that can be relied upon.
+fn told(
+    reply: &[u8],
+    base: Vec<u8>,
+    names: &[&[u8]],
+) -> Option<Vec<(Vec<u8>, Result<FileAttributes>)>> {
+    let (head, found) = reply.split_at_checked(size_of::<Walked>())?;
+    let head: Walked = bytemuck::pod_read_unaligned(head);
+    let mut found = found.chunks_exact(size_of::<FileAttributes>());
+    let mut path = base;
+    let mut told = Vec::new();
+    for name in names {
+        path = join(&path, name);
+        let attributes = found.next().map(bytemuck::pod_read_unaligned).ok_or(Errno(head.errno));
+        let is_end = attributes.is_err();
+        if is_end && head.errno == 0 {
+            break;
+        }
+        told.push((path.clone(), attributes));
+        if is_end {
+            break;
+        }
+    }
+    Some(told)
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory {
+        b"" => name.to_vec(),
+        directory => [directory, b"/", name].concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use bytemuck::Zeroable;
+
+    fn reply(errno: i32, inodes: &[u64]) -> Vec<u8> {
+        let mut bytes = bytemuck::bytes_of(&Walked { errno, reserved: 0 }).to_vec();
+        for &inode in inodes {
+            let attributes = FileAttributes { inode, ..FileAttributes::zeroed() };
+            bytes.extend_from_slice(bytemuck::bytes_of(&attributes));
+        }
+        bytes
+    }
+
+    #[test]
+    fn names_are_looked_up_until_the_path_turns_back() {
+        let names = |path| names_to_look_up(path).collect::<Vec<_>>();
+        assert_eq!(names(b"a//b/"), [b"a", b"b"]);
+        assert_eq!(names(b"a/b/../c"), [b"a", b"b"]);
+        assert_eq!(names(b"./a"), [b""; 0]);
+        assert_eq!(names(&b"x/".repeat(100)).len(), NAMES_MAX);
+    }
+
+    #[test]
+    fn a_reply_tells_of_each_path_and_of_the_first_that_is_missing() {
+        let told = |reply: Vec<u8>| {
+            let found = told(&reply, b"base".to_vec(), &[b"a", b"b", b"c"]).unwrap();
+            found
+                .into_iter()
+                .map(|(path, found)| (path, found.map(|found| found.inode)))
+                .collect::<Vec<_>>()
+        };
+        let path = |path: &str| path.as_bytes().to_vec();
+        let missing = Err(Errno::ENOENT);
+        assert_eq!(
+            told(reply(Errno::ENOENT.0, &[7])),
+            [(path("base/a"), Ok(7)), (path("base/a/b"), missing)]
+        );
+        assert_eq!(told(reply(0, &[7])), [(path("base/a"), Ok(7))]);
+        let all = [(path("base/a"), Ok(1)), (path("base/a/b"), Ok(2)), (path("base/a/b/c"), Ok(3))];
+        assert_eq!(told(reply(0, &[1, 2, 3])), all);
+        // A host that says more than it was asked for.
+        assert_eq!(told(reply(0, &[1, 2, 3, 4])), all);
+        assert!(super::told(&[0; 7], Vec::new(), &[]).is_none());
+        assert_eq!(super::told(&[0; 20], Vec::new(), &[b"a"]), Some(vec![]));
+    }
+}
