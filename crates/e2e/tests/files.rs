@@ -2,6 +2,8 @@
 //! than the files take.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
 use std::process::{Child, Command, Stdio};
 use thaw_e2e::{Process, descendants, descriptors, exists, kill, run, skip, thaw, wait_until};
 
@@ -64,12 +66,12 @@ fn it_has_the_rights_under_which_files_are_served() {
         assert_eq!(status(pid, "Gid"), ["0", "0", "0", "65534"]);
         assert_eq!(status(pid, "Groups"), [""; 0]);
     }
-    // Standard streams, its caller, the sandbox, the directory and the list of mounts; for a
-    // moment a file that the program's start asks for.
-    wait_until("it holds seven descriptors, two of them sockets", || {
+    // Standard streams, its caller, both sockets of the sandbox, the directory and the list of
+    // mounts; for a moment a file that the program's start asks for.
+    wait_until("it holds eight descriptors, three of them sockets", || {
         let all = descriptors(pid);
         let sockets = all.values().filter(|file| file.target.starts_with("socket:")).count();
-        (all.len(), sockets) == (7, 2)
+        (all.len(), sockets) == (8, 3)
     });
     drop(waiting);
     wait_until("it ends with its caller", || !exists(pid));
@@ -125,6 +127,49 @@ fn signals_of_a_terminal_do_not_reach_it() {
     };
     assert_eq!(session(waiting.server), waiting.server.to_string());
     assert_ne!(session(waiting.run.id()), session(waiting.server));
+}
+
+/// Whatever a program of the host changes, the guest sees in its next system call.
+#[test]
+fn a_guest_sees_what_others_have_just_changed() {
+    let home = tempfile::tempdir().expect("a directory");
+    let at = |path: &str| home.path().join(path);
+    fs::create_dir_all(at("a/b/c")).expect("directories");
+    let mut command = thaw();
+    command.args(["run", "--weak-limits", "--as-root", "--rootfs", "/"]);
+    command.args(["--bind", &format!("{}:/shared:rw", home.path().display())]);
+    let script = "cd /shared; while read p; do cat $p 2>/dev/null || echo none; done";
+    command.args(["--", "sh", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut guest = command.spawn().expect("thaw runs");
+    let mut input = guest.stdin.take().expect("a pipe");
+    let mut output = BufReader::new(guest.stdout.take().expect("a pipe"));
+    let mut read = |path: &str| {
+        writeln!(input, "{path}").expect("it reads");
+        let mut line = String::new();
+        output.read_line(&mut line).expect("it answers");
+        line.trim_end().to_owned()
+    };
+    let put = |path: &str, text: &str| fs::write(at(path), format!("{text}\n")).expect("a file");
+    let file = "/shared/a/b/c/file";
+    assert_eq!(read(file), "none");
+    for text in ["one", "another", "a third, which is longer"] {
+        put("a/b/c/file", text);
+        assert_eq!(read(file), text);
+        assert_eq!(read("a/b/../b/c/file"), text);
+    }
+    fs::rename(at("a/b"), at("a/moved")).expect("it moves");
+    assert_eq!(
+        (read(file), read("a/moved/c/file")),
+        ("none".into(), "a third, which is longer".into())
+    );
+    symlink("moved", at("a/b")).expect("a link");
+    put("a/moved/c/file", "by a link");
+    assert_eq!(read(file), "by a link");
+    fs::remove_file(at("a/b")).expect("it goes");
+    put("a/b", "no directory");
+    assert_eq!((read(file), read("a/b")), ("none".into(), "no directory".into()));
+    drop(input);
+    assert!(guest.wait().expect("it ends").success());
 }
 
 /// So many mounts that their descriptors take several packets.

@@ -3,8 +3,8 @@
 //! The host does everything: names, attributes and bytes travel as requests
 //! ([`thaw_abi::bind`]), and nothing is remembered here but which file is meant,
 //! so that the guest sees what others change: what the host has said is used again within one
-//! system call only. No host descriptor is involved, but for files of
-//! volumes ([`volume`]).
+//! system call only. Host descriptors are involved for files of volumes ([`volume`]), and for reading
+//! files that are open for nothing else.
 
 mod ahead;
 mod file;
