@@ -279,7 +279,7 @@ impl Bound {
     }
 
     /// The directory that holds the last name of a path, and that name.
-    fn parent<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), Errno> {
+    fn parent<'p>(&self, path: &'p [u8]) -> Result<(Arc<OwnedFd>, &'p [u8]), Errno> {
         if path.is_empty() || !is_harmless(path) {
             return Err(Errno::INVAL);
         }
@@ -397,7 +397,7 @@ impl Bound {
     }
 
     /// A file whose attributes are to change.
-    fn locate_to_change(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+    fn locate_to_change(&self, path: &[u8]) -> Result<Arc<OwnedFd>, Errno> {
         match self.directory.locate(path)? {
             Place::Seen(file) => Ok(file),
             Place::Hidden(_) => Err(Errno::ROFS),

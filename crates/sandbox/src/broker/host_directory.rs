@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Zeroable, bytes_of};
 use rustix::fs::{
@@ -30,7 +30,7 @@ use super::rights::FileRights;
 /// hidden directories.
 #[derive(Debug)]
 pub struct HostDirectory {
-    root: OwnedFd,
+    root: Arc<OwnedFd>,
     /// The number of its mount.
     mount: u64,
     policy: HostPolicy,
@@ -38,6 +38,17 @@ pub struct HostDirectory {
     hidden: Hidden,
     /// What of it can be seen.
     part: Part,
+    /// The directories that the last path has passed, from the root on.
+    passed: Mutex<Vec<PassedDirectory>>,
+}
+
+/// A directory that a path has passed. The next path that passes its name only has to see that it is
+/// still the same: as long as it is held, no other file gets its inode number.
+#[derive(Debug)]
+struct PassedDirectory {
+    name: Vec<u8>,
+    file: Arc<OwnedFd>,
+    id: FileId,
 }
 
 /// How directories of the host are served to a sandbox.
@@ -75,6 +86,8 @@ pub(super) struct Description {
     part: Part,
 }
 
+/// Most directories of a path that are held for the next one.
+const PASSED_MAX: usize = 32;
 /// Most bytes of a page of entries.
 const PAGE_MAX: usize = 64 * 1024;
 /// Most entries of a directory: a larger one is refused rather than read into
@@ -90,7 +103,7 @@ const ENTRY_COST: usize = 16 + 2 * size_of::<(Vec<u8>, u64, FileType)>();
 pub(super) enum Place {
     /// A file that may be seen: a descriptor that stands for it without having
     /// opened it (`O_PATH`).
-    Seen(OwnedFd),
+    Seen(Arc<OwnedFd>),
     /// Something that looks like an empty directory.
     Hidden(FileAttributes),
 }
@@ -103,7 +116,7 @@ enum Passed<'a> {
 
 impl Place {
     /// The file, if it may be seen.
-    pub fn seen(self) -> Result<OwnedFd, Errno> {
+    pub fn seen(self) -> Result<Arc<OwnedFd>, Errno> {
         match self {
             Self::Seen(file) => Ok(file),
             Self::Hidden(_) => Err(Errno::ISDIR),
@@ -157,8 +170,15 @@ impl HostDirectory {
         if is_within(&root, &hidden)? {
             return Err(io::Error::other("it holds Thaw's own state, which no sandbox sees"));
         }
-        let (policy, mount) = (policy.clone(), found.stx_mnt_id);
-        Ok(Self { root, mount, policy, mounts: Mutex::new(mounts), hidden, part: Part::All })
+        Ok(Self {
+            root: Arc::new(root),
+            mount: found.stx_mnt_id,
+            policy: policy.clone(),
+            mounts: Mutex::new(mounts),
+            hidden,
+            part: Part::All,
+            passed: Mutex::default(),
+        })
     }
 
     /// Opens the directory and shows a part of it: files and directories at or
@@ -191,8 +211,8 @@ impl HostDirectory {
         let mount = look(root.as_fd(), c"")?.stx_mnt_id;
         let mounts = Mutex::new(Mounts::of_this_process()?);
         let policy = HostPolicy { rights, fuse, hidden, ..HostPolicy::default() };
-        let hidden = Hidden::new(&policy.hidden);
-        Ok(Self { root, mount, policy, mounts, hidden, part })
+        let (hidden, root) = (Hidden::new(&policy.hidden), Arc::new(root));
+        Ok(Self { root, mount, policy, mounts, hidden, part, passed: Mutex::default() })
     }
 
     /// A descriptor of it.
@@ -246,15 +266,25 @@ impl HostDirectory {
         }
         self.mounts().refresh().map_err(|_| Errno::IO)?;
         self.hidden.refresh();
-        let mut here = self.root.try_clone().map_err(|_| Errno::MFILE)?;
+        // Whoever comes meanwhile finds none.
+        let mut passed = std::mem::take(&mut *self.passed());
+        let place = self.walk_from(&mut passed, path, &mut pass);
+        *self.passed() = passed;
+        place
+    }
+
+    fn walk_from(
+        &self,
+        passed: &mut Vec<PassedDirectory>,
+        path: &[u8],
+        pass: &mut dyn FnMut(Passed<'_>) -> Result<(), Errno>,
+    ) -> Result<Place, Errno> {
+        let mut here = self.root.clone();
         let mut mount = self.mount;
-        let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).peekable();
-        while let Some(name) = names.next() {
-            // Without `O_DIRECTORY`, nothing is mounted where automount waits for
-            // somebody to look (openat(2), `O_PATH`; path_resolution(7)).
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = openat(&here, OsStr::from_bytes(name), flags, Mode::empty())?;
-            let found = look(file.as_fd(), c"")?;
+        let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        let mut names = names.enumerate().peekable();
+        while let Some((depth, name)) = names.next() {
+            let (file, found) = self.step(passed, depth, &here, name)?;
             let is_last = names.peek().is_none();
             if self.is_hidden(&found, &mut mount) {
                 if !looks_like_a_directory(&found) {
@@ -273,6 +303,43 @@ impl HostDirectory {
             here = file;
         }
         Ok(Place::Seen(here))
+    }
+
+    /// What a name in a directory stands for. Directories that were passed there before are known again,
+    /// and others noted; but none of another mount, which nobody could unmount.
+    fn step(
+        &self,
+        passed: &mut Vec<PassedDirectory>,
+        depth: usize,
+        here: &OwnedFd,
+        name: &[u8],
+    ) -> Result<(Arc<OwnedFd>, Statx), Errno> {
+        if let Some(known) = passed.get(depth).filter(|known| known.name == name) {
+            let found = look(here.as_fd(), OsStr::from_bytes(name))?;
+            if found.stx_mnt_id == self.mount && FileId::of(&found) == known.id {
+                return Ok((known.file.clone(), found));
+            }
+        }
+        passed.truncate(depth);
+        // Without `O_DIRECTORY`, nothing is mounted where automount waits for
+        // somebody to look (openat(2), `O_PATH`; path_resolution(7)).
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = Arc::new(openat(here, OsStr::from_bytes(name), flags, Mode::empty())?);
+        let found = look(file.as_fd(), c"")?;
+        let is_directory = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory;
+        if is_directory
+            && found.stx_mnt_id == self.mount
+            && passed.len() == depth
+            && depth < PASSED_MAX
+        {
+            let (name, id) = (name.to_vec(), FileId::of(&found));
+            passed.push(PassedDirectory { name, file: file.clone(), id });
+        }
+        Ok((file, found))
+    }
+
+    fn passed(&self) -> MutexGuard<'_, Vec<PassedDirectory>> {
+        self.passed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether nothing may be asked of a file. `mount` is the one that the path has
@@ -691,6 +758,46 @@ mod tests {
             let error = HostDirectory::open_with(&path, &policy).unwrap_err();
             assert!(error.to_string().contains("Thaw's own state"), "{error}");
         }
+    }
+
+    /// Directories that were passed before are taken for the same only while they are.
+    #[test]
+    fn a_directory_in_the_place_of_another_is_found() {
+        let all = tempfile::tempdir().unwrap();
+        let at = |path: &str| all.path().join(path);
+        let put = |directory: &str| {
+            fs::create_dir_all(at(directory)).unwrap();
+            fs::write(at(directory).join("name"), directory).unwrap();
+        };
+        let directory = HostDirectory::open(all.path()).unwrap();
+        let read = |path: &str| {
+            let mut text = String::new();
+            let (file, _) = directory.open_file(path.as_bytes())?;
+            fs::File::from(file).read_to_string(&mut text).unwrap();
+            Ok::<_, Errno>(text)
+        };
+        put("a/b/c");
+        put("other/b/c");
+        for _ in 0..2 {
+            assert_eq!(read("a/b/c/name").unwrap(), "a/b/c");
+            assert_eq!(read("other/b/c/name").unwrap(), "other/b/c");
+            assert_eq!(directory.passed().len(), 3);
+        }
+        fs::rename(at("a/b"), at("moved")).unwrap();
+        assert_eq!(read("a/b/c/name").unwrap_err(), Errno::NOENT);
+        fs::rename(at("other/b"), at("a/b")).unwrap();
+        assert_eq!(read("a/b/c/name").unwrap(), "other/b/c");
+        assert_eq!(read("moved/c/name").unwrap(), "a/b/c");
+        fs::remove_dir_all(at("a/b")).unwrap();
+        symlink("../moved", at("a/b")).unwrap();
+        assert_eq!(read("a/b/c/name").unwrap_err(), Errno::LOOP);
+        fs::remove_file(at("a/b")).unwrap();
+        put("a/b/c");
+        assert_eq!(read("a/b/c/name").unwrap(), "a/b/c");
+        let deep = "d/".repeat(2 * PASSED_MAX);
+        put(&deep);
+        assert_eq!(read(&format!("{deep}name")).unwrap(), deep);
+        assert_eq!(directory.passed().len(), PASSED_MAX);
     }
 
     #[test]
