@@ -19,6 +19,7 @@ mod import;
 mod installed;
 #[cfg(test)]
 mod java_classes;
+mod linked;
 mod locked;
 mod npm;
 mod output;
