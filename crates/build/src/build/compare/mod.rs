@@ -11,6 +11,7 @@
 //! first one where there is room for both. Of
 //! programs in Go the machine code says what draws (`go`).
 
+mod beam;
 mod copy;
 mod go;
 mod go_times;
@@ -24,6 +25,7 @@ use super::freeze::{Frozen, ImageOrder, open_image_of_any_build, write_image};
 use super::program::{Program, is_wanted};
 use super::train::Course;
 use super::{BuildError, BuildEvent, BuildOptions, FreezeFailure, ImportFailure, OnEvent};
+pub(super) use beam::clock as clock_of_erlang;
 use copy::{Answer, Named, ask};
 pub(super) use go::generators as generators_of_go;
 pub(super) use go_times::times as times_of_go;
