@@ -88,6 +88,69 @@ fn a_program_that_cannot_be_started_has_a_shells_exit_code() {
     }
 }
 
+/// Somebody who runs a program has no thaw.toml.
+#[test]
+fn what_helps_a_missing_program_is_said_for_its_root() {
+    let root = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(root.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
+    let script = root.path().join("script");
+    fs::write(&script, "#!/no/such\n").expect("a script");
+    fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).expect("its mode");
+    let directory = root.path().to_str().expect("a path");
+    let of_directory = format!("add it to {directory}, the root file system of the sandbox\n");
+    for (root, program, way_out) in [
+        ("/", "no-such", "check the path, or install it on this host\n"),
+        (directory, "no-such", &of_directory),
+        (directory, "/script", &of_directory),
+    ] {
+        for rights in [&[][..], &["--as-root"]] {
+            let all = [&["run", "--rootfs", root], rights, &["--", program]].concat();
+            let outcome = run(thaw().args(all));
+            assert!(outcome.stderr.ends_with(way_out), "{outcome:?}");
+            assert!(!outcome.stderr.contains("thaw.toml"), "{outcome:?}");
+            assert!(!outcome.stderr.contains("--as-root"), "{outcome:?}");
+        }
+    }
+}
+
+/// Root hears of its rights only where they help.
+#[test]
+fn a_program_that_only_root_may_run_is_named_as_such() {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
+    let script = directory.path().join("script");
+    let program = script.to_str().expect("a path");
+    let tried = |mode: u32, arguments: &[&str]| {
+        fs::write(&script, "#!/bin/sh\n").expect("a script");
+        fs::set_permissions(&script, PermissionsExt::from_mode(mode)).expect("its mode");
+        by_default(arguments, &[program]).stderr
+    };
+    let hint = "only root may use this one: --as-root opens them under root's";
+    let own = tried(0o700, &[]);
+    assert!(
+        own.contains("/script may not be executed; files are opened") && own.contains(hint),
+        "{own}"
+    );
+    // Root may not execute it either.
+    let plain = tried(0o600, &[]);
+    assert!(plain.ends_with("/script may not be executed; check its permissions\n"), "{plain}");
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o700)).expect("its mode");
+    let hidden = tried(0o755, &[]);
+    assert!(
+        hidden.contains("does not exist in the sandbox; files are") && hidden.contains(hint),
+        "{hidden}"
+    );
+    let inside = directory.path().join("inside");
+    fs::create_dir(&inside).expect("a directory");
+    let inside = by_default(&["--workdir", inside.to_str().expect("a path")], &["true"]);
+    assert!(inside.stderr.contains(hint), "{inside:?}");
+    let nowhere = by_default(&["--workdir", "/no/such"], &["true"]);
+    assert!(!nowhere.stderr.contains("--as-root"), "{nowhere:?}");
+}
+
 #[test]
 fn a_missing_root_is_an_error_that_names_it() {
     let outcome = run(thaw().args(["run", "--as-root", "--rootfs", "/no/such/root", "--", "x"]));

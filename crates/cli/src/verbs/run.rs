@@ -2,6 +2,7 @@
 
 mod denials;
 mod held;
+mod rights;
 
 use super::download::ProgressLine;
 use super::limits::WeakLimitsArgument;
@@ -13,18 +14,22 @@ use crate::verbs::numbers::count;
 use clap::Args;
 use denials::Denials;
 use libc::{SIGTSTP, SIGWINCH};
+use rights::Start;
 use rustix::termios::{isatty, tcgetwinsize};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 use thaw_abi::control::{
     FLAG_SAY_DENIALS, FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize,
 };
 use thaw_build::container::{self, Account, StoredImage};
+use thaw_build::lacking::Lacking;
 use thaw_home::config::{ByteSize, Egress, EgressRule, TimeSpan};
 use thaw_home::home::Home;
 use thaw_home::rootfs::{self, StoredRootfs};
@@ -263,9 +268,9 @@ pub fn run(arguments: Arguments) -> Outcome {
 
 fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {
     let asked_limits = arguments.asked_limits();
-    let hint = rights_hint(&arguments);
     let policy = host_policy(&arguments);
     let Program { rootfs, argv, env, cwd, account } = program(&arguments, &policy)?;
+    let advice = Advice::of(&arguments, &argv, &env, &cwd);
     let stdio = [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]
         .map(|fd| fd.try_clone_to_owned());
     let mounts = mounts(&arguments, &policy)?;
@@ -314,7 +319,7 @@ fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {
             Ok(zygote) => {
                 let sandbox = zygote.start(&spec)?;
                 sandbox.enable_oom_killer(spec.limits());
-                attend(sandbox, &mut signals, published, hint).await
+                attend(sandbox, &mut signals, published, &advice).await
             }
             Err(error) => Err(error.into()),
         };
@@ -468,7 +473,7 @@ async fn attend(
     sandbox: Sandbox,
     signals: &mut Signals,
     mut published: Published,
-    hint: &str,
+    advice: &Advice,
 ) -> Outcome {
     let mut sandbox = watch_sandbox(sandbox)?;
     let (mut exit, mut failed, mut denials) = (None, None, Denials::default());
@@ -477,7 +482,7 @@ async fn attend(
         match progress {
             Progress::Event(Event::Exit(guest)) => exit = Some(guest),
             Progress::Event(Event::Failed(reason)) => {
-                failed = Some(format!("the program could not be started: {reason}{hint}"));
+                failed = Some(format!("the program could not be started: {}", advice.on(&reason)));
             }
             Progress::Event(Event::Violation(violation)) => {
                 return Err(Failure::failed(format!("the sandbox was ended because {violation}")));
@@ -533,13 +538,64 @@ async fn attend(
     }
 }
 
-/// What to do about a program that root can see and `nobody` cannot.
-fn rights_hint(arguments: &Arguments) -> &'static str {
-    let is_served = arguments.rootfs.as_deref().is_some_and(rootfs::is_directory_name);
-    if !is_served || arguments.as_root || !rustix::process::geteuid().is_root() {
-        return "";
+/// What helps a program that could not be started.
+struct Advice {
+    lacking: Lacking,
+    /// What it is started with, if root runs it and files are opened under the rights of `nobody`.
+    rights: Option<Start>,
+}
+
+impl Advice {
+    fn of(arguments: &Arguments, argv: &[OsString], env: &[OsString], cwd: &OsStr) -> Self {
+        let directory = arguments.rootfs.as_deref().filter(|name| rootfs::is_directory_name(name));
+        let lacking = match (&arguments.image, &arguments.rootfs) {
+            (Some(image), _) => Lacking::Image(image.clone()),
+            (None, Some(name)) if !directory.is_some_and(is_root) => {
+                Lacking::Directory(name.clone())
+            }
+            (None, _) => Lacking::Host,
+        };
+        let is_judged = !arguments.as_root && rustix::process::geteuid().is_root();
+        let rights = is_judged.then(|| {
+            let root = directory.map(|directory| (directory.into(), "/".into()));
+            let path = env.iter().find_map(|it| it.as_bytes().strip_prefix(b"PATH="));
+            Start {
+                mounts: root.into_iter().chain(mounted_directories(arguments)).collect(),
+                hidden: Home::candidates(),
+                program: argv.first().cloned().unwrap_or_default(),
+                cwd: cwd.into(),
+                search: path.map_or_else(OsString::new, |path| OsStr::from_bytes(path).into()),
+            }
+        });
+        Self { lacking, rights }
     }
-    " (files are opened under the rights of nobody; --as-root opens them under root's)"
+
+    /// What the kernel has said, with what helps here.
+    fn on(&self, reason: &str) -> String {
+        if self.rights.as_ref().is_some_and(Start::is_roots_alone) {
+            // Whether it is there or not: for root it is.
+            let said = Lacking::said(reason);
+            return format!(
+                "{said}; files are opened under the rights of nobody, and only root may use this one: --as-root opens \
+                 them under root's"
+            );
+        }
+        self.lacking.explain(reason).unwrap_or_else(|| reason.to_owned())
+    }
+}
+
+/// Whether the root of the sandbox is that of this host.
+fn is_root(directory: &str) -> bool {
+    std::fs::canonicalize(directory).is_ok_and(|path| path == Path::new("/"))
+}
+
+/// Directories of this host that options mount, and where.
+fn mounted_directories(arguments: &Arguments) -> impl Iterator<Item = (PathBuf, PathBuf)> {
+    let volumes = arguments.volume.iter().filter(|text| !mounts::names_volume(text));
+    arguments.bind.iter().chain(volumes).filter_map(|text| {
+        let mut parts = text.split(':');
+        Some((parts.next()?.into(), parts.next()?.into()))
+    })
 }
 
 /// Waits until the sandbox has something to say, passing signals on meanwhile.
