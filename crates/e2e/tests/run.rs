@@ -27,6 +27,18 @@ fn the_readmes_first_example_works() {
 }
 
 #[test]
+fn what_is_written_in_the_wrong_place_is_put_right() {
+    let misused = |arguments: &[&str], way_out: &str| {
+        let outcome = run(thaw().args(arguments));
+        assert!(outcome.code != Some(0) && outcome.stderr.contains(way_out), "{outcome:?}");
+    };
+    misused(&["run", "--rootfs", "/", "ls"], "`thaw run --rootfs / -- ls`");
+    misused(&["run", "--rootfs", "/"], "name a program, as in");
+    misused(&["run", "debian:12", "--memry", "1GiB"], "`--memry` is no option and no program");
+    misused(&["run", "/bin/ls"], "`thaw run --rootfs / -- /bin/ls …`");
+}
+
+#[test]
 fn the_program_is_looked_up_in_path() {
     assert_eq!(sandboxed(&[], &["echo", "found"]).success(), "found\n");
 }
@@ -746,6 +758,10 @@ fn bound_directories_of_root_are_changed_only_if_asked_for() {
     let outcome = by_default(&[&option], &["sh", "-c", script]);
     assert_eq!(outcome.stdout, "of the host\n", "{}", outcome.stderr);
     assert_ne!(outcome.code, Some(0));
+    let note = "only root may write there; --as-root opens them under root's\n";
+    assert!(outcome.stderr.ends_with(note), "{outcome:?}");
+    let read = by_default(&[&option], &["cat", "/shared/file"]);
+    assert_eq!((read.code, read.stderr.as_str()), (Some(0), ""), "nothing has failed");
     assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1);
     // What is made belongs to the one under whose rights it is made.
     fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("its mode");

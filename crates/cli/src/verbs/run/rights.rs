@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Most bytes of the first line of a script (`BINPRM_BUF_SIZE`, execve(2)).
@@ -95,6 +95,21 @@ impl Start {
     }
 }
 
+/// Whether root may make files in a directory, and `nobody` may not.
+pub fn is_roots_alone_to_write(directory: &Path) -> bool {
+    /// The user and the group of `nobody`.
+    const NOBODY: u32 = 65_534;
+    directory.metadata().is_ok_and(|found| {
+        let mode = found.permissions().mode();
+        let bits = match (found.uid() == NOBODY, found.gid() == NOBODY) {
+            (true, _) => 0o300,
+            (false, true) => 0o030,
+            (false, false) => 0o003,
+        };
+        mode & bits != bits
+    })
+}
+
 /// Where that really is which lies below a directory, as the sandbox follows links.
 fn place_in(root: &Path, below: &Path) -> Option<PathBuf> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -158,6 +173,17 @@ mod tests {
         assert!(helps("./tool", "/private") && helps("all", "/private/inside"));
         assert!(!helps("all", "/private"));
         assert!(!helps("all", "/none"));
+    }
+
+    #[test]
+    fn a_directory_is_for_root_if_nobody_may_not_write_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let may_not = |mode: u32| {
+            fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
+            is_roots_alone_to_write(directory.path())
+        };
+        assert!(may_not(0o755) && !may_not(0o777) && may_not(0o700));
+        assert!(!is_roots_alone_to_write(Path::new("/no/such")));
     }
 
     #[test]
