@@ -620,6 +620,17 @@ fn files_that_are_written_outside_of_volumes_are_named() {
     assert!(Place::new("app.py", SHOP, volume).warnings(&["--no-compare"]).is_empty());
 }
 
+/// There is no program of which anything could be said.
+#[test]
+fn nothing_is_said_of_a_sandbox_without_a_program() {
+    let place = Place::empty();
+    let text = "name = \"f\"\nisolation = \"instance\"\n[entry]\nkind = \"sandbox\"\n[runtime]\nkind = \"python3\"\n\
+                interpreter = \"/usr/bin/python3\"\n";
+    fs::write(place.path("f/thaw.toml"), text).expect("a file");
+    let said = place.notes();
+    assert!(!said.contains("compared") && !said.contains("note: "), "{said}");
+}
+
 #[test]
 fn erlang_that_counts_by_the_monotonic_clock_is_named() {
     if !std::path::Path::new("/usr/lib/erlang/bin/erl").exists() {

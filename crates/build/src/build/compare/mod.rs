@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use thaw_home::config::{Egress, RuntimeKind};
+use thaw_home::config::{Egress, EntryKind, RuntimeKind};
 use thaw_home::function::Finding;
 use thaw_home::function::StoredFunction;
 use thaw_home::rootfs::StoredRootfs;
@@ -152,6 +152,10 @@ pub(super) fn compare(
     on_event: &mut OnEvent<'_>,
 ) -> Vec<Finding> {
     let Some(probe) = probe::of_language(kind(function)) else { return Vec::new() };
+    // Nothing runs in a sandbox that is made to be worked in from outside.
+    if function.config.entry.kind == EntryKind::Sandbox {
+        return Vec::new();
+    }
     let copied = match probe::obstacle(function).or_else(|| probe::obstacle_of_frozen(frozen)) {
         Some(obstacle) => Err(obstacle.to_owned()),
         None if function.config.volumes.is_empty() => Ok(None),
