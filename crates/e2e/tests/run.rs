@@ -125,6 +125,32 @@ fn what_helps_a_missing_program_is_said_for_its_root() {
     }
 }
 
+/// `PATH` of the sandbox is not that of who runs it.
+#[test]
+fn a_program_that_lies_elsewhere_is_found_for_the_user() {
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
+    let tool = directory.path().join("my-tool");
+    fs::write(&tool, "#!/bin/sh\necho mine\n").expect("a script");
+    fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).expect("its mode");
+    let path = format!("{}:/usr/bin:/bin", directory.path().display());
+    let tried = |options: &[&str]| {
+        let all = [&["run", "--rootfs", "/"], options, &["--", "my-tool"]].concat();
+        run(thaw().env("PATH", &path).args(all))
+    };
+    let missing = tried(&[]);
+    assert_eq!(missing.code, Some(127));
+    let said = format!(
+        "my-tool does not exist in the sandbox; this host has it as {}, where",
+        tool.display()
+    );
+    assert!(
+        missing.stderr.contains(&said) && missing.stderr.ends_with("`-e PATH`\n"),
+        "{missing:?}"
+    );
+    assert_eq!(tried(&["-e", "PATH"]).success(), "mine\n");
+}
+
 /// Root hears of its rights only where they help.
 #[test]
 fn a_program_that_only_root_may_run_is_named_as_such() {

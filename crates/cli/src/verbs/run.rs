@@ -605,6 +605,8 @@ struct Advice {
     lacking: Lacking,
     /// What it is started with, if root runs it and files are opened under the rights of `nobody`.
     rights: Option<Start>,
+    /// Where this host has the program, if the sandbox does not look for it there.
+    elsewhere: Option<String>,
     /// A directory that is mounted to be written to, and that `nobody` may not write to.
     unwritable: Option<String>,
 }
@@ -634,7 +636,9 @@ impl Advice {
         let unwritable = mounted_to_be_written(arguments)
             .filter(|_| is_judged)
             .find(|host| rights::is_roots_alone_to_write(Path::new(host)));
-        Self { lacking, rights, unwritable }
+        let program = argv.first().filter(|_| lacking == Lacking::Host);
+        let elsewhere = program.and_then(|program| elsewhere(program, rights.as_ref()));
+        Self { lacking, rights, elsewhere, unwritable }
     }
 
     /// What may have made the program fail.
@@ -656,8 +660,34 @@ impl Advice {
                  them under root's"
             );
         }
+        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| reason.contains(NOT_THERE)) {
+            return format!("{}; {elsewhere}", Lacking::said(reason));
+        }
         self.lacking.explain(reason).unwrap_or_else(|| reason.to_owned())
     }
+}
+
+/// What the kernel says of a program that it does not find.
+const NOT_THERE: &str = "does not exist in the sandbox";
+
+/// Where this host has a program that was named without a path: its `PATH` is not that of the sandbox.
+fn elsewhere(program: &OsStr, rights: Option<&Start>) -> Option<String> {
+    if program.as_bytes().contains(&b'/') {
+        return None;
+    }
+    let search = std::env::var_os("PATH")?;
+    let path = std::env::split_paths(&search)
+        .map(|directory| directory.join(program))
+        .find(|path| path.is_absolute() && path.is_file())?;
+    let is_roots = rights.is_some_and(|start| {
+        Start { program: path.clone().into(), ..start.clone() }.is_roots_alone()
+    });
+    let more = if is_roots { ", and --as-root, since only root may use it" } else { "" };
+    Some(format!(
+        "this host has it as {}, where the sandbox does not look: give that path, or the PATH of this host with \
+         `-e PATH`{more}",
+        thaw_sandbox::escape(path.as_os_str().as_bytes())
+    ))
 }
 
 /// Whether the root of the sandbox is that of this host.

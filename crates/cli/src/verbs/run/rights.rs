@@ -15,7 +15,7 @@ const LINE_MAX: u64 = 256;
 const SCRIPTS_MAX: usize = 5;
 
 /// What a program is started with, over files of this host.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Start {
     /// Directories of this host and their places in the sandbox; the last one counts.
     pub mounts: Vec<(PathBuf, PathBuf)>,
