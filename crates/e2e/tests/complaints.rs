@@ -193,6 +193,14 @@ fn a_script_of_env_names_all_that_it_needs() {
     assert!(complaint.contains(expected), "{complaint}");
 }
 
+#[test]
+fn a_directory_without_a_thaw_toml_has_a_way_on() {
+    let all = tempfile::tempdir().expect("a directory");
+    let build = run(thaw().env("THAW_HOME", all.path()).current_dir(all.path()).arg("build"));
+    assert_eq!(build.code, Some(1), "{build:?}");
+    assert!(build.stderr.contains("thaw.toml in it, which `thaw init` writes"), "{build:?}");
+}
+
 /// As uv makes environments: their Python lies below a home directory.
 #[test]
 fn a_virtual_environment_whose_python_lies_elsewhere_is_explained() {

@@ -45,7 +45,7 @@ use thaw_store::{Activation, Name, Store, parse_label};
     thaw build --no-activate --label next ./my-function && thaw split my-function next --percent 10")]
 pub struct Arguments {
     /// The directory with the function's thaw.toml.
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", default_value = ".")]
     directory: PathBuf,
     /// How long the program may take until it waits for clients [default: 60s, less if it is seen
     /// to wait on another port]
