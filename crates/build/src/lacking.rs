@@ -4,13 +4,27 @@
 use std::path::{Path, PathBuf};
 use thaw_home::config::FunctionConfig;
 
-/// Where the kernel's advice begins in what it says of a program, and of the interpreter of a script.
-const ADVICE: [(&str, &str); 2] = [
-    (", or add it to the root file system, for a function with `programs = [\"", ", or "),
-    ("; add it to the root file system, for a function with `programs = [\"", "; "),
+/// A piece of the kernel's advice: where it begins, how the names of programs in it end, and what stands before
+/// what is said instead.
+const ADVICE: [(&str, &str, &str); 3] = [
+    (
+        ", or add it to the root file system, for a function with `programs = [\"",
+        ADVICE_END,
+        ", or ",
+    ),
+    ("; add it to the root file system, for a function with `programs = [\"", ADVICE_END, "; "),
+    // The loader that an ELF header names.
+    (
+        "; add it to the root file system, for a function ",
+        "by `programs` in [runtime] of thaw.toml",
+        "; ",
+    ),
 ];
-/// What it ends with.
 const ADVICE_END: &str = "\"]` in [runtime] of thaw.toml";
+
+/// What the kernel has people look at, where nothing else helps.
+const REMINDERS: [&str; 3] =
+    ["; check the path", "; check its permissions", "; name one that does"];
 
 /// What lacks a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +35,10 @@ pub enum Lacking {
     Image(String),
     /// A function with a root file system that somebody else has made: a directory, or one of the store.
     Rootfs(String),
+    /// A sandbox, without a function, over the files of this host.
+    Host,
+    /// A sandbox, without a function, over a directory or a stored root file system.
+    Directory(String),
     /// A function of this host's files, perhaps with an interpreter that its thaw.toml names.
     Files(Option<PathBuf>),
 }
@@ -39,11 +57,15 @@ impl Lacking {
 
     /// A sentence of the kernel's with what helps here, if that is something else than it says.
     pub fn explain(&self, line: &str) -> Option<String> {
-        let without_end = line.strip_suffix(ADVICE_END)?;
-        ADVICE.iter().find_map(|(advice, joined)| {
-            let (said, programs) = without_end.split_once(advice)?;
-            Some(format!("{said}{joined}{}", self.way_out(programs)?))
-        })
+        let (said, programs, joined) = split(line)?;
+        Some(format!("{said}{joined}{}", self.way_out(programs)?))
+    }
+
+    /// A sentence of the kernel's without what it advises.
+    pub fn said(line: &str) -> &str {
+        let said = split(line).map_or(line, |(said, ..)| said);
+        let plain = REMINDERS.iter().find_map(|reminder| said.strip_suffix(reminder));
+        plain.unwrap_or(said)
     }
 
     /// How programs, whose names are between `", "`, come into the sandbox; `None`: as the kernel says.
@@ -56,6 +78,11 @@ impl Lacking {
             ),
             Self::Image(image) => Some(format!(
                 "take an image that has it instead of {image}, or install it in the image's Dockerfile"
+            )),
+            Self::Host => Some("install it on this host".to_owned()),
+            Self::Directory(name) => Some(format!(
+                "add it to {}, the root file system of the sandbox",
+                thaw_sandbox::escape(name.as_bytes())
             )),
             Self::Rootfs(rootfs) => Some(format!(
                 "add it to {}, the function's root file system",
@@ -73,6 +100,14 @@ impl Lacking {
             }
         }
     }
+}
+
+/// What the kernel says, the programs that it names in its advice, and what stands before other advice.
+fn split(line: &str) -> Option<(&str, &str, &'static str)> {
+    ADVICE.iter().find_map(|(begin, end, joined)| {
+        let (said, programs) = line.strip_suffix(end)?.split_once(begin)?;
+        Some((said, programs, *joined))
+    })
 }
 
 #[cfg(test)]
@@ -94,6 +129,11 @@ mod tests {
         ];
         for (lacking, way_out) in [
             (Lacking::Command, "install it on this host, or have the command see"),
+            (Lacking::Host, "install it on this host"),
+            (
+                Lacking::Directory("./root".to_owned()),
+                "add it to ./root, the root file system of the sandbox",
+            ),
             (
                 Lacking::Image("debian:12".to_owned()),
                 "take an image that has it instead of debian:12",
@@ -113,6 +153,27 @@ mod tests {
                 assert!(!said.contains("programs"), "{said}");
             }
         }
+    }
+
+    #[test]
+    fn a_loader_that_is_missing_has_the_same_ways_out() {
+        let loader = "x needs the interpreter that its ELF header names, which the sandbox does not have; add \
+            it to the root file system, for a function by `programs` in [runtime] of thaw.toml";
+        let said = Lacking::Image("debian:12".to_owned()).explain(loader).unwrap();
+        assert!(said.ends_with("which the sandbox does not have; take an image that has it instead of debian:12, or \
+            install it in the image's Dockerfile"), "{said}");
+        assert_eq!(Lacking::Files(None).explain(loader), None);
+    }
+
+    #[test]
+    fn what_the_kernel_says_stands_without_its_advice() {
+        assert_eq!(Lacking::said(PROGRAM), "node does not exist in the sandbox");
+        let script = "./run needs the interpreter /usr/bin/env, which the sandbox does not have";
+        assert_eq!(Lacking::said(SCRIPT), script);
+        assert_eq!(
+            Lacking::said("./run may not be executed; check its permissions"),
+            "./run may not be executed"
+        );
     }
 
     #[test]

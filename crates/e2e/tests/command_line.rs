@@ -29,7 +29,6 @@ fn misuse_is_exit_code_2() {
         &["run", "--rootfs", "/", "--memory", "7MiB", "--", "ls"],
         &["run", "--rootfs", "/", "--memory", "12", "--", "ls"],
         &["run", "--rootfs", "/", "--user", "root", "--", "ls"],
-        &["build"],
         &["serve", "--listen", "here"],
         &["serve", "--no-working-set", "--populate", "both"],
         &["invoke", "f", "--header", "nothing"],

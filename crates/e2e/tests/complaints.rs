@@ -194,6 +194,62 @@ fn a_script_of_env_names_all_that_it_needs() {
 }
 
 #[test]
+fn a_directory_without_a_thaw_toml_has_a_way_on() {
+    let all = tempfile::tempdir().expect("a directory");
+    let build = run(thaw().env("THAW_HOME", all.path()).current_dir(all.path()).arg("build"));
+    assert_eq!(build.code, Some(1), "{build:?}");
+    assert!(build.stderr.contains("thaw.toml in it, which `thaw init` writes"), "{build:?}");
+}
+
+/// As uv makes environments: their Python lies below a home directory.
+#[test]
+fn a_virtual_environment_whose_python_lies_elsewhere_is_explained() {
+    let all = tempfile::tempdir().expect("a directory");
+    let at = |path: &str| all.path().canonicalize().expect("it is there").join(path);
+    for path in ["app/.venv/bin", "app/.venv/lib/python3.12/site-packages", "uv/bin"] {
+        fs::create_dir_all(at(path)).expect("a directory");
+    }
+    let real = at("uv/bin/python3.12");
+    fs::copy(python(), &real).expect("a Python");
+    fs::set_permissions(at("uv"), Permissions::from_mode(0o700)).expect("permissions");
+    fs::write(at("app/.venv/pyvenv.cfg"), "home = /x\n").expect("a file");
+    std::os::unix::fs::symlink(&real, at("app/.venv/bin/python")).expect("a link");
+    let flask = at("app/.venv/bin/flask");
+    fs::write(&flask, format!("#!{}\n", at("app/.venv/bin/python").display())).expect("a script");
+    fs::set_permissions(&flask, Permissions::from_mode(0o755)).expect("permissions");
+    let home = tempfile::tempdir().expect("a directory");
+    let complaint = |command: &str, runtime: &str| {
+        let text = format!(
+            "name = \"complaining\"\ncommand = [\"{command}\", \"app.py\"]\nport = 8000\n[runtime]\n{runtime}\n"
+        );
+        fs::write(at("app/thaw.toml"), text).expect("thaw.toml");
+        let build = run(thaw().env("THAW_HOME", home.path()).arg("build").arg(at("app")));
+        assert_eq!(build.code, Some(1), "{build:?}");
+        build.stderr
+    };
+    let usual = format!("kind = \"python3\"\ninterpreter = \"{}\"", python().display());
+    for (command, runtime, key) in [
+        (".venv/bin/python", usual.as_str(), "command"),
+        (".venv/bin/python", "kind = \"binary\"", "command"),
+        ("python3", "kind = \"python3\"\ninterpreter = \".venv/bin/python\"", "interpreter"),
+    ] {
+        let said = complaint(command, runtime);
+        let cause = format!(
+            "`{key}` of thaw.toml cannot be used: .venv/bin/python is a link to {}, outside of the function's directory",
+            real.display()
+        );
+        assert!(said.contains(&cause), "{said}");
+        assert!(
+            said.contains("`packages = \".venv/lib/python3.12/site-packages\"` in [runtime]"),
+            "{said}"
+        );
+        assert!(!said.contains("running the program"), "{said}");
+    }
+    let said = complaint(".venv/bin/flask", &usual);
+    assert!(said.contains("`command = [\".venv/bin/python\", \".venv/bin/flask\", …]`"), "{said}");
+}
+
+#[test]
 fn a_program_that_is_missing_is_named_as_a_key() {
     let function = Complaining::python("", "port = 8000");
     let file = function.path().join("thaw.toml");

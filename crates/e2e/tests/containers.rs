@@ -59,6 +59,9 @@ fn images_are_imported_pulled_and_run() {
         }
         assert_eq!(busybox(&["pwd"]).success(), "/srv\n");
         assert_eq!(busybox(&["wc", "-c", "/large"]).success(), "4000000 /large\n");
+        // As docker(1) takes a program and its options.
+        let bare = in_home(&home, &["run", "--rm", name, "wc", "-c", "/large"]);
+        assert_eq!(bare.success(), "4000000 /large\n");
         let gone = busybox(&["cat", "/gone"]);
         assert!(gone.code == Some(1) && gone.stderr.contains("No such file"), "{}", gone.stderr);
     }

@@ -84,6 +84,26 @@ fn gdb_attaches_to_a_process() {
     }
 }
 
+/// gdbserver asks for the data of a thread by `PTRACE_ARCH_PRCTL`.
+#[test]
+fn gdb_debugs_a_program_of_gdbserver() {
+    let program = compile("c/hello", Linking::Dynamic);
+    if !has("gdb") || !has("gdbserver") {
+        return;
+    }
+    let script = format!(
+        "gdbserver --once 127.0.0.1:2345 {0} > /tmp/log 2>&1 & \
+         until grep -q Listening /tmp/log; do sleep 0.1; done; \
+         gdb -nx -q -batch -ex 'target remote 127.0.0.1:2345' -ex 'break main' -ex continue -ex bt -ex continue {0}; \
+         wait $!; cat /tmp/log",
+        path(&program)
+    );
+    let outcome = sandboxed(&["bash", "-c", &script]);
+    for line in ["Breakpoint 1, ", "exited normally", "hello, world"] {
+        assert!(outcome.stdout.contains(line), "no {line} in {outcome:?}");
+    }
+}
+
 #[test]
 fn gdb_watches_a_value_at_the_same_addresses_each_time() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -210,6 +210,19 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     let refused = call(&home, &["sandbox", "create", "box", "--name", "one"]);
     assert!(refused.stderr.contains("there is a sandbox `one` already"), "{refused:?}");
 
+    // A slip is named before a registry is asked, which need not answer here.
+    let slip = call(&home, &["sandbox", "create", "boxx"]);
+    let said = "there is no function `boxx` here (is `box` meant?), and no container image of that name; looking";
+    assert!(slip.code != Some(0) && slip.stderr.contains(said), "{slip:?}");
+    // A sandbox has verbs of its own.
+    let logs = call(&home, &["logs", "one"]);
+    assert!(
+        logs.stderr.contains("`one` is a sandbox, and no function; `thaw sandbox logs one`"),
+        "{logs:?}"
+    );
+    let fork = call(&home, &["fork", "one"]);
+    assert!(fork.code == Some(2) && fork.stderr.contains("`thaw sandbox fork`"), "{fork:?}");
+
     let script = "echo out; echo err >&2; exit 5";
     let outcome = call(&home, &["exec", "one", "--", "sh", "-c", script]);
     assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("out\n", "err\n"));

@@ -453,6 +453,9 @@ fn invoke_prints_the_response_and_the_phases() {
     assert_eq!(run_with_input(&mut piped, b"piped").success(), "piped");
     let outcome = cli(&["invoke", "hello-c"]);
     assert_eq!((&outcome.stderr[..], outcome.code), ("", Some(0)));
+    let outcome = cli(&["invoke", "hello-pyton"]);
+    let said = "no function is named `hello-pyton` (is `hello-python` meant?); `thaw list`";
+    assert!(outcome.stdout.is_empty() && outcome.stderr.contains(said), "{outcome:?}");
     let outcome = cli(&["invoke", "nobody"]);
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.contains("nobody"), "{}", outcome.stderr);

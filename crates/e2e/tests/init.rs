@@ -517,6 +517,78 @@ fn is_gradle_before_7() -> bool {
 }
 
 #[test]
+fn an_application_of_plack_is_served() {
+    if !has("starman") {
+        return;
+    }
+    let place = Place::new();
+    let app = "use lib 'lib'; use Shop; my $app = sub { [200, [], [Shop::hello($_[0]{QUERY_STRING})]] };\n";
+    let library = "package Shop; sub hello { \"plack $_[0]\" } 1;\n";
+    let directory = place.directory("plack", &[("app.psgi", app), ("lib/Shop.pm", library)]);
+    let report = place.init(&directory, &[]);
+    assert_eq!(report["project"]["language"], "perl");
+    assert_eq!(place.answer(&directory, "/?q=1"), "plack q=1");
+}
+
+#[test]
+fn a_configuration_of_nginx_is_served() {
+    if !Path::new("/usr/sbin/nginx").exists() {
+        return skip("there is no nginx");
+    }
+    let place = Place::new();
+    // As Debian has it, but for the sites.
+    let conf = "user www-data;\nworker_processes auto;\npid /run/nginx.pid;\n\
+                error_log /var/log/nginx/error.log;\nevents { worker_connections 64; }\n\
+                http {\n include /etc/nginx/mime.types;\n access_log /var/log/nginx/access.log;\n \
+                server {\n listen 80 default_server;\n listen [::]:80;\n root /app/public;\n }\n}\n";
+    let files = [("nginx.conf", conf), ("public/index.html", "from nginx\n")];
+    let directory = place.directory("web", &files);
+    let report = place.init(&directory, &[]);
+    assert_eq!(
+        (&report["project"]["language"], &report["project"]["port"]),
+        (&"nginx".into(), &80.into())
+    );
+    assert_eq!(place.answer(&directory, "/"), "from nginx\n");
+}
+
+#[test]
+fn a_program_of_deno_is_served() {
+    if !has("deno") {
+        return;
+    }
+    let place = Place::new();
+    let manifest = "{ // as `deno init` makes it\n \"tasks\": { \"start\": \"deno run --watch -A main.ts\" }, }";
+    let main = "Deno.serve((r: Request) => new Response('deno ' + new URL(r.url).search));\n";
+    let directory = place.directory("deno", &[("deno.json", manifest), ("main.ts", main)]);
+    let report = place.init(&directory, &[]);
+    assert_eq!(report["project"]["port"], 8000);
+    assert_eq!(place.answer(&directory, "/?q=1"), "deno ?q=1");
+}
+
+#[test]
+fn a_project_of_mix_is_released() {
+    if !has("mix") {
+        return;
+    }
+    let place = Place::new();
+    let mix = "defmodule Shop.MixProject do\n  use Mix.Project\n  def project, do: [app: :shop, version: \"0.1.0\"]\n  \
+               def application, do: [extra_applications: [:logger], mod: {Shop, []}]\nend\n";
+    let shop = "defmodule Shop do\n  use Application\n  def start(_, _), do: \
+        Supervisor.start_link([{Task, &listen/0}], strategy: :one_for_one)\n  def listen do\n    \
+        {:ok, socket} = :gen_tcp.listen(4000, [:binary, packet: :http_bin, active: false])\n    accept(socket)\n  end\n  \
+        defp accept(socket) do\n    {:ok, client} = :gen_tcp.accept(socket)\n    \
+        {:ok, {:http_request, _, {:abs_path, path}, _}} = :gen_tcp.recv(client, 0)\n    \
+        body = \"elixir #{path}\"\n    :gen_tcp.send(client, \"HTTP/1.1 200 OK\\r\\nContent-Length: \
+        #{byte_size(body)}\\r\\nConnection: close\\r\\n\\r\\n#{body}\")\n    :gen_tcp.shutdown(client, :write)\n    \
+        accept(socket)\n  end\nend\n";
+    let directory = place.directory("shop", &[("mix.exs", mix), ("lib/shop.ex", shop)]);
+    let report = place.init(&directory, &[]);
+    assert_eq!(report["project"]["command"][0], "/app/bin/shop");
+    assert_eq!(report["project"]["port"], 4000);
+    assert_eq!(place.answer(&directory, "/hello"), "elixir /hello");
+}
+
+#[test]
 fn what_is_there_is_kept_and_what_is_unknown_is_said() {
     let place = Place::new();
     let directory = place.directory("shop", &[("app.js", ""), ("thaw.toml", "mine")]);

@@ -27,6 +27,18 @@ fn the_readmes_first_example_works() {
 }
 
 #[test]
+fn what_is_written_in_the_wrong_place_is_put_right() {
+    let misused = |arguments: &[&str], way_out: &str| {
+        let outcome = run(thaw().args(arguments));
+        assert!(outcome.code != Some(0) && outcome.stderr.contains(way_out), "{outcome:?}");
+    };
+    misused(&["run", "--rootfs", "/", "ls"], "`thaw run --rootfs / -- ls`");
+    misused(&["run", "--rootfs", "/"], "name a program, as in");
+    misused(&["run", "debian:12", "--memry", "1GiB"], "`--memry` is no option and no program");
+    misused(&["run", "/bin/ls"], "`thaw run --rootfs / -- /bin/ls …`");
+}
+
+#[test]
 fn the_program_is_looked_up_in_path() {
     assert_eq!(sandboxed(&[], &["echo", "found"]).success(), "found\n");
 }
@@ -86,6 +98,95 @@ fn a_program_that_cannot_be_started_has_a_shells_exit_code() {
         assert_eq!(outcome.code, Some(code), "{outcome:?}");
         assert!(outcome.stderr.contains(why), "{outcome:?}");
     }
+}
+
+/// Somebody who runs a program has no thaw.toml.
+#[test]
+fn what_helps_a_missing_program_is_said_for_its_root() {
+    let root = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(root.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
+    let script = root.path().join("script");
+    fs::write(&script, "#!/no/such\n").expect("a script");
+    fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).expect("its mode");
+    let directory = root.path().to_str().expect("a path");
+    let of_directory = format!("add it to {directory}, the root file system of the sandbox\n");
+    for (root, program, way_out) in [
+        ("/", "no-such", "check the path, or install it on this host\n"),
+        (directory, "no-such", &of_directory),
+        (directory, "/script", &of_directory),
+    ] {
+        for rights in [&[][..], &["--as-root"]] {
+            let all = [&["run", "--rootfs", root], rights, &["--", program]].concat();
+            let outcome = run(thaw().args(all));
+            assert!(outcome.stderr.ends_with(way_out), "{outcome:?}");
+            assert!(!outcome.stderr.contains("thaw.toml"), "{outcome:?}");
+            assert!(!outcome.stderr.contains("--as-root"), "{outcome:?}");
+        }
+    }
+}
+
+/// `PATH` of the sandbox is not that of who runs it.
+#[test]
+fn a_program_that_lies_elsewhere_is_found_for_the_user() {
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
+    let tool = directory.path().join("my-tool");
+    fs::write(&tool, "#!/bin/sh\necho mine\n").expect("a script");
+    fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).expect("its mode");
+    let path = format!("{}:/usr/bin:/bin", directory.path().display());
+    let tried = |options: &[&str]| {
+        let all = [&["run", "--rootfs", "/"], options, &["--", "my-tool"]].concat();
+        run(thaw().env("PATH", &path).args(all))
+    };
+    let missing = tried(&[]);
+    assert_eq!(missing.code, Some(127));
+    let said = format!(
+        "my-tool does not exist in the sandbox; this host has it as {}, where",
+        tool.display()
+    );
+    assert!(
+        missing.stderr.contains(&said) && missing.stderr.ends_with("`-e PATH`\n"),
+        "{missing:?}"
+    );
+    assert_eq!(tried(&["-e", "PATH"]).success(), "mine\n");
+}
+
+/// Root hears of its rights only where they help.
+#[test]
+fn a_program_that_only_root_may_run_is_named_as_such() {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
+    let script = directory.path().join("script");
+    let program = script.to_str().expect("a path");
+    let tried = |mode: u32, arguments: &[&str]| {
+        fs::write(&script, "#!/bin/sh\n").expect("a script");
+        fs::set_permissions(&script, PermissionsExt::from_mode(mode)).expect("its mode");
+        by_default(arguments, &[program]).stderr
+    };
+    let hint = "only root may use this one: --as-root opens them under root's";
+    let own = tried(0o700, &[]);
+    assert!(
+        own.contains("/script may not be executed; files are opened") && own.contains(hint),
+        "{own}"
+    );
+    // Root may not execute it either.
+    let plain = tried(0o600, &[]);
+    assert!(plain.ends_with("/script may not be executed; check its permissions\n"), "{plain}");
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o700)).expect("its mode");
+    let hidden = tried(0o755, &[]);
+    assert!(
+        hidden.contains("does not exist in the sandbox; files are") && hidden.contains(hint),
+        "{hidden}"
+    );
+    let inside = directory.path().join("inside");
+    fs::create_dir(&inside).expect("a directory");
+    let inside = by_default(&["--workdir", inside.to_str().expect("a path")], &["true"]);
+    assert!(inside.stderr.contains(hint), "{inside:?}");
+    let nowhere = by_default(&["--workdir", "/no/such"], &["true"]);
+    assert!(!nowhere.stderr.contains("--as-root"), "{nowhere:?}");
 }
 
 #[test]
@@ -683,6 +784,10 @@ fn bound_directories_of_root_are_changed_only_if_asked_for() {
     let outcome = by_default(&[&option], &["sh", "-c", script]);
     assert_eq!(outcome.stdout, "of the host\n", "{}", outcome.stderr);
     assert_ne!(outcome.code, Some(0));
+    let note = "only root may write there; --as-root opens them under root's\n";
+    assert!(outcome.stderr.ends_with(note), "{outcome:?}");
+    let read = by_default(&[&option], &["cat", "/shared/file"]);
+    assert_eq!((read.code, read.stderr.as_str()), (Some(0), ""), "nothing has failed");
     assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1);
     // What is made belongs to the one under whose rights it is made.
     fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("its mode");

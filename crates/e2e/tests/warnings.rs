@@ -619,3 +619,42 @@ fn files_that_are_written_outside_of_volumes_are_named() {
     // And of nothing if that is not trained.
     assert!(Place::new("app.py", SHOP, volume).warnings(&["--no-compare"]).is_empty());
 }
+
+/// There is no program of which anything could be said.
+#[test]
+fn nothing_is_said_of_a_sandbox_without_a_program() {
+    let place = Place::empty();
+    let text = "name = \"f\"\nisolation = \"instance\"\n[entry]\nkind = \"sandbox\"\n[runtime]\nkind = \"python3\"\n\
+                interpreter = \"/usr/bin/python3\"\n";
+    fs::write(place.path("f/thaw.toml"), text).expect("a file");
+    let said = place.notes();
+    assert!(!said.contains("compared") && !said.contains("note: "), "{said}");
+}
+
+#[test]
+fn erlang_that_counts_by_the_monotonic_clock_is_named() {
+    if !std::path::Path::new("/usr/lib/erlang/bin/erl").exists() {
+        thaw_e2e::skip("there is no Erlang");
+        return;
+    }
+    let listens = "{ok, S} = gen_tcp:listen(8080, [{reuseaddr, true}]), (fun F() -> {ok, C} = gen_tcp:accept(S), \
+                   gen_tcp:close(C), F() end)().";
+    let toml = |options: &str| {
+        format!(
+            "name = \"f\"\nport = 8080\ncommand = [\"/usr/lib/erlang/bin/erl\", {options}\"-noshell\", \
+             \"-eval\", {listens:?}]\n[runtime]\nkind = \"binary\"\ninclude = [\"/usr/lib/erlang\"]\n\
+             programs = [\"sh\", \"sed\", \"dirname\", \"basename\", \"readlink\"]\n\
+             [env]\nROOTDIR = \"/usr/lib/erlang\"\n[limits]\nmemory = \"512MiB\"\n"
+        )
+    };
+    let place = Place::empty();
+    let warned = |options: &str| {
+        fs::write(place.path("f/thaw.toml"), toml(options)).expect("a file");
+        place.warnings(&[])
+    };
+    let warnings = warned("");
+    let time = warnings.iter().find(|warning| warning["kind"] == "time").expect("a warning");
+    assert!(time["text"].as_str().expect("text").contains("start it with `+c false`"), "{time}");
+    let corrected = warned("\"+c\", \"false\", ");
+    assert!(corrected.iter().all(|warning| warning["kind"] != "time"), "{corrected:?}");
+}

@@ -2,6 +2,7 @@
  * detaching, the ends of tracers and tracees; process_vm_readv(2) and /proc/PID/mem. */
 #include "guest.h"
 
+#include <asm/prctl.h>
 #include <elf.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -123,6 +124,16 @@ static void memory_and_breakpoints(void)
     say("trap flag: %d\n", (flags & 0x100) != 0);
     say("debug register: %ld\n", ptrace(PTRACE_PEEKUSER, pid, offsetof(struct user, u_debugreg[7]), 0));
     TRY(ptrace(PTRACE_PEEKUSER, pid, 3, 0));
+    // As gdbserver asks for the data of a thread.
+    unsigned long base = 0;
+    TRY(ptrace(PTRACE_ARCH_PRCTL, pid, &base, ARCH_GET_FS));
+    say("base of %%fs: %d\n", base != 0 && base == registers.fs_base);
+    TRY(ptrace(PTRACE_ARCH_PRCTL, pid, &base, ARCH_GET_GS));
+    say("base of %%gs: %lu\n", base);
+    TRY(ptrace(PTRACE_ARCH_PRCTL, pid, registers.fs_base, ARCH_SET_FS));
+    TRY(ptrace(PTRACE_ARCH_PRCTL, pid, -1L, ARCH_SET_FS));
+    TRY(ptrace(PTRACE_ARCH_PRCTL, pid, 1, ARCH_GET_FS));
+    TRY(ptrace(PTRACE_ARCH_PRCTL, pid, &base, 0x1011));
     go(PTRACE_CONT, pid, 0);
     await_child(pid, "end");
 }

@@ -93,6 +93,14 @@ pub(super) fn of_dates(server: &str, way_out: &str) -> Finding {
     Finding { kind: FindingKind::Time, text }
 }
 
+/// Of Erlang's machine, whose time of the day is behind in copies.
+pub(super) fn of_erlang() -> Finding {
+    let text = "Erlang counts its time of the day (erlang:system_time/0) by the monotonic clock, which stands still \
+                while a program is frozen, so that this time is behind in every copy: start it with `+c false`, as by \
+                ERL_FLAGS = \"+c false\" in [env] of thaw.toml (docs/troubleshooting.md)";
+    Finding { kind: FindingKind::Time, text: text.to_owned() }
+}
+
 /// What the program itself has written: what is left of the bootstrap of a runtime template is
 /// Thaw's. `None`: nothing.
 fn without_bootstrap(written: &WrittenFiles) -> Option<WrittenFiles> {

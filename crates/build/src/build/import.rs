@@ -5,7 +5,7 @@ use super::command::{CommandFailure, Commands, Task};
 use super::ignore::{IgnoreError, Ignored};
 use super::image::Base;
 use super::npm::NpmCi;
-use super::{BuildEvent, BuildOptions, OnEvent, Trust, packages};
+use super::{BuildEvent, BuildOptions, OnEvent, Trust, linked, packages};
 use crate::DEFAULT_PATH;
 use crate::trust::{TrustError, put_trust};
 use rustix::fs::{Mode, OFlags};
@@ -61,6 +61,14 @@ pub enum ImportFailure {
         key: &'static str,
         /// The file or directory.
         path: PathBuf,
+    },
+    /// The program lies in the function's directory, and leads to what the sandbox does not have.
+    #[error("`{key}` of thaw.toml cannot be used: {why}")]
+    Linked {
+        /// The key that names it.
+        key: &'static str,
+        /// Why, and the way out.
+        why: String,
     },
     /// Something outside of the function's directory that not everybody may read.
     #[error(
@@ -238,6 +246,7 @@ impl<'a> Import<'a> {
         if let Some(runtime) = &self.config.runtime
             && runtime.kind != RuntimeKind::Image
         {
+            runtime.interpreter.as_deref().map_or(Ok(()), |path| self.check_interpreter(path))?;
             let mut language = None;
             if self.config.template.from.is_some() {
                 language = Some(self.language(runtime, session, &mut tree, on_event)?);
@@ -254,6 +263,7 @@ impl<'a> Import<'a> {
         if let Some(note) = self.ignored.note() {
             on_event(BuildEvent::Note(&escaped(&note)));
         }
+        self.check_links(&tree)?;
         tree.make_directories(Path::new(&self.config.workdir))?;
         put_trust(self.commands.home, self.config, session, &mut tree, &mut environment)?;
         add_own(&mut environment, &self.config.env);
@@ -464,6 +474,41 @@ impl<'a> Import<'a> {
             *path = format!("{path}:{PACKAGES}/bin");
         }
         Ok(())
+    }
+
+    /// Refuses a program of the function's directory that leads to what the sandbox does not have.
+    fn check_links(&self, tree: &Tree) -> Result<(), ImportFailure> {
+        let Some(program) = self.config.command.first().filter(|program| self.is_own(program))
+        else {
+            return Ok(());
+        };
+        let place = Path::new(&self.config.workdir).join(program);
+        // Where it comes from, if it is at the same place below the directory.
+        let entry = self.config.files.iter().find_map(|entry| {
+            let below = place.strip_prefix(entry.destination()).ok()?.to_owned();
+            Some(if below == Path::new("") { entry.from.clone() } else { entry.from.join(below) })
+        });
+        let Some(name) = entry else { return Ok(()) };
+        let name = name.strip_prefix(".").unwrap_or(&name);
+        let has = |path: &Path| tree.find_followed(path).is_some();
+        match linked::explain(self.directory, name, &has) {
+            Some(why) => Err(ImportFailure::Linked { key: "command", why: escaped(&why) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses an interpreter in the function's directory that leads to what not every user may read.
+    fn check_interpreter(&self, interpreter: &Path) -> Result<(), ImportFailure> {
+        let path = self.directory.join(interpreter);
+        if self.trust == Trust::Trusted && path.exists() {
+            return Ok(());
+        }
+        let Ok(name) = path.strip_prefix(self.directory) else { return Ok(()) };
+        let has = |path: &Path| path.canonicalize().is_ok_and(|real| may_all_reach(&real));
+        match linked::explain(self.directory, name, &has) {
+            Some(why) => Err(ImportFailure::Linked { key: "interpreter", why: escaped(&why) }),
+            None => Ok(()),
+        }
     }
 
     /// Asks an interpreter where its files are. One that the function's author has

@@ -19,6 +19,7 @@ mod import;
 mod installed;
 #[cfg(test)]
 mod java_classes;
+mod linked;
 mod locked;
 mod npm;
 mod output;
@@ -536,6 +537,7 @@ fn freeze_and_store(
             frozen.findings.extend(times);
             let dates = compare::dates_of_node(&function, &frozen);
             frozen.findings.extend(dates);
+            frozen.findings.extend(compare::clock_of_erlang(session, image));
         }
         // It is the same program that was looked at when it was built.
         Place::New(_) | Place::Of(..) => {

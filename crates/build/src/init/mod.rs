@@ -4,12 +4,15 @@
 //! [`Project`], and that the commented text of a `thaw.toml` ([`Project::to_toml`]), which says
 //! everything visibly: nothing is derived later that the file does not say.
 
+mod deno;
+mod elixir;
 mod go;
 mod gradle;
 mod java;
 mod look;
 mod made;
 mod native;
+mod nginx;
 mod node;
 mod node_packages;
 mod perl;
@@ -49,7 +52,11 @@ pub enum Language {
     Ruby,
     /// `composer.json`, or `index.php`.
     Php,
-    /// A program in Perl.
+    /// `deno.json` or `deno.jsonc`.
+    Deno,
+    /// `mix.exs`.
+    Elixir,
+    /// `app.psgi`, or a program in Perl.
     Perl,
     /// `Cargo.toml`.
     Rust,
@@ -57,24 +64,30 @@ pub enum Language {
     C,
     /// The same in C++.
     Cpp,
+    /// `nginx.conf`.
+    Nginx,
     /// An executable file.
     Binary,
 }
 
 impl Language {
     /// All of them: those with a file of their own that names what they depend on come first,
-    /// and Node.js behind the others, whose projects often have a `package.json` for a browser.
-    pub const ALL: [Self; 11] = [
+    /// and Node.js behind the others, whose projects often have a `package.json` for a browser. An `nginx.conf`
+    /// often lies beside a program that is behind it.
+    pub const ALL: [Self; 14] = [
         Self::Go,
         Self::Rust,
+        Self::Elixir,
         Self::Java,
         Self::Ruby,
         Self::Php,
         Self::Python,
+        Self::Deno,
         Self::Node,
         Self::Perl,
         Self::C,
         Self::Cpp,
+        Self::Nginx,
         Self::Binary,
     ];
 
@@ -87,10 +100,13 @@ impl Language {
             Self::Java => "java",
             Self::Ruby => "ruby",
             Self::Php => "php",
+            Self::Deno => "deno",
+            Self::Elixir => "elixir",
             Self::Perl => "perl",
             Self::Rust => "rust",
             Self::C => "c",
             Self::Cpp => "cpp",
+            Self::Nginx => "nginx",
             Self::Binary => "binary",
         }
     }
@@ -104,10 +120,13 @@ impl Language {
             Self::Java => "Java",
             Self::Ruby => "Ruby",
             Self::Php => "PHP",
+            Self::Deno => "Deno",
+            Self::Elixir => "Elixir",
             Self::Perl => "Perl",
             Self::Rust => "Rust",
             Self::C => "C",
             Self::Cpp => "C++",
+            Self::Nginx => "nginx",
             Self::Binary => "a program",
         }
     }
@@ -128,7 +147,10 @@ impl Language {
             Self::Ruby => &["Gemfile", "config.ru"],
             Self::Php => &["composer.json"],
             Self::Rust => &["Cargo.toml"],
-            Self::Perl | Self::C | Self::Cpp | Self::Binary => &[],
+            Self::Deno => &deno::MANIFESTS,
+            Self::Elixir => &["mix.exs"],
+            Self::Perl => &[perl::PSGI],
+            Self::C | Self::Cpp | Self::Nginx | Self::Binary => &[],
         };
         candidates.iter().copied().find(|name| look.has(name))
     }
@@ -141,9 +163,12 @@ impl Language {
             Self::Java => java::read(look, project),
             Self::Ruby => ruby::read(look, project),
             Self::Php => php::read(look, project),
+            Self::Deno => deno::read(look, project),
+            Self::Elixir => elixir::read(look, project),
             Self::Perl => perl::read(look, project),
             Self::Rust => native::read_rust(look, project),
             Self::C | Self::Cpp => made::read(look, project, self),
+            Self::Nginx => nginx::read(look, project),
             Self::Binary => native::read_binary(look, project),
         }
     }
@@ -231,9 +256,9 @@ pub enum InitError {
     NotEmpty(PathBuf),
     /// Nothing is known about what the directory holds.
     #[error(
-        "found no program in {} that it knows: no requirements.txt, pyproject.toml, package.json, go.mod, \
-         pom.xml, build.gradle, Gemfile, config.ru, composer.json, Cargo.toml, no CMakeLists.txt or \
-         Makefile with sources in C or C++, no server in Python, JavaScript, Ruby, PHP, Java, Perl, C or C++, and no \
+        "found no program in {} that it knows: no requirements.txt, pyproject.toml, package.json, deno.json, \
+         go.mod, pom.xml, build.gradle, Gemfile, config.ru, composer.json, Cargo.toml, mix.exs, app.psgi, nginx.conf, \
+         no CMakeLists.txt or Makefile with sources in C or C++, no server in Python, JavaScript, Ruby, PHP, Java, Perl, C or C++, and no \
          executable file; go to the program's own directory, begin with \
          `thaw init --template LANGUAGE NAME`, or write {CONFIG_FILE} by hand (docs/thaw-toml.md)", .0.display()
     )]
@@ -402,7 +427,8 @@ fn language_of(look: &Look) -> Option<Language> {
             Language::Perl => perl::program(look).is_some(),
             Language::C | Language::Cpp => made::is_there(look, *language),
             Language::Binary => native::executable(look).is_some(),
-            Language::Go | Language::Rust => false,
+            Language::Nginx => look.has(nginx::CONF),
+            Language::Go | Language::Rust | Language::Deno | Language::Elixir => false,
         };
         Language::ALL.into_iter().find(has_program)
     })

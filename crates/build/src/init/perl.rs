@@ -1,7 +1,10 @@
-//! Perl: programs that serve by themselves.
+//! Perl: applications of Plack (`app.psgi`), and programs that serve by themselves.
 
-use super::look::Look;
-use super::{InitError, Project};
+use super::look::{Look, in_path};
+use super::{InitError, Project, toml_text};
+
+/// The file of a Plack application.
+pub(super) const PSGI: &str = "app.psgi";
 
 /// The file that holds the program.
 pub(super) fn program(look: &Look) -> Option<String> {
@@ -24,6 +27,10 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
                 .to_owned(),
         );
     }
+    if look.has(PSGI) {
+        psgi(look, project);
+        return Ok(());
+    }
     let Some(program) = program(look) else {
         return Err(look.unusable(
             "",
@@ -37,4 +44,35 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
         project.listens_as(&[(program, text)]);
     }
     Ok(())
+}
+
+/// Has a server of Plack serve the application: Starman if it is here, else `plackup` with Plack's own.
+fn psgi(look: &Look, project: &mut Project) {
+    project.found.push(PSGI.to_owned());
+    let address = format!("0.0.0.0:{}", project.port);
+    let program = |name: &str| {
+        let path = in_path(name)?.canonicalize().ok()?;
+        Some(path.display().to_string())
+    };
+    if let Some(starman) = program("starman") {
+        project.found.push("Starman".to_owned());
+        project.command(&["perl", &starman, "--listen", &address, "--workers", "1", PSGI]);
+        project.runtime.push(("programs", toml_text::list(&[starman])));
+    } else {
+        let plackup = program("plackup");
+        project.notes.push(match plackup {
+            Some(_) => "it is served by Plack's server for development; install Starman and run `thaw init \
+                        --force` for one made for use"
+                .to_owned(),
+            None => "there is no starman and no plackup in PATH; install Starman on this host".to_owned(),
+        });
+        let plackup = plackup.unwrap_or_else(|| "/usr/bin/plackup".to_owned());
+        let port = project.port.to_string();
+        project.command(&["perl", &plackup, "--host", "0.0.0.0", "--port", &port, PSGI]);
+        project.runtime.push(("programs", toml_text::list(&[plackup])));
+    }
+    project.env.push(("PLACK_ENV".to_owned(), "deployment".to_owned()));
+    if look.directories("").iter().any(|name| name == "lib") {
+        project.env.push(("PERL5LIB".to_owned(), "/app/lib".to_owned()));
+    }
 }

@@ -603,3 +603,69 @@ fn a_compiled_program_has_the_directories_that_it_reads() {
     let project = found(&[app, ("templates/a.html", "")]);
     assert!(project.files.is_empty() && project.notes.is_empty(), "{project:?}");
 }
+
+#[test]
+fn plack_is_served_by_starman_or_plackup() {
+    let project = found(&[("app.psgi", "sub {}"), ("lib/Shop.pm", "1;")]);
+    assert_eq!(project.language, Language::Perl);
+    let command = project.command.join(" ");
+    assert!(command.starts_with("perl /") && command.ends_with(" app.psgi"), "{command}");
+    assert!(command.contains("starman") || command.contains("plackup"), "{command}");
+    let config = parsed(&project);
+    assert_eq!(config.env["PERL5LIB"], "/app/lib");
+    assert_eq!(config.runtime.unwrap().programs.len(), 1);
+}
+
+#[test]
+fn programs_of_deno_are_run_as_their_task_says() {
+    let main = ("main.ts", "Deno.serve(() => new Response('x'));\n");
+    let task = "{\"tasks\": {\"start\": \"deno run --watch --allow-net main.ts\"}}";
+    // A package.json beside it is for tools.
+    let project = found(&[("deno.json", task), main, ("package.json", "{}")]);
+    assert_eq!((project.language, project.port), (Language::Deno, 8000));
+    assert_eq!(project.command[1..].join(" "), "run --allow-net main.ts");
+    assert_eq!(build(&project), "");
+    let hono =
+        ("main.ts", "import { Hono } from 'npm:hono@4';\nDeno.serve({ port: 9000 }, app.fetch);\n");
+    let project = found(&[("deno.jsonc", "{}"), hono]);
+    assert_eq!(project.port, 9000);
+    assert!(build(&project).ends_with("--entrypoint main.ts"), "{}", build(&project));
+    assert!(project.command.contains(&"--cached-only".to_owned()), "{:?}", project.command);
+    assert_eq!(project.build.as_ref().unwrap().egress, ["registry.npmjs.org:443"]);
+    let served = found(&[("deno.json", "{}"), ("main.ts", "export default { fetch() {} };\n")]);
+    assert_eq!(served.command[1..4].join(" "), "serve --host=0.0.0.0 --port=8080");
+    let error = refused(&[("deno.json", "{}")]);
+    assert!(error.contains("no task `start`"), "{error}");
+}
+
+#[test]
+fn projects_of_mix_are_released() {
+    let mix = |deps: &str| format!("def project do\n [app: :my_shop, deps: [{deps}]]\nend\n");
+    let config =
+        ("config/runtime.exs", "port = String.to_integer(System.get_env(\"PORT\") || \"4000\")\n");
+    let plain = mix("# {:plug, \"~> 1.0\"}\n");
+    let project = found(&[("mix.exs", &plain), config]);
+    assert_eq!((project.language, project.port), (Language::Elixir, 8080));
+    assert_eq!(project.command, ["/app/bin/my_shop", "start"]);
+    assert_eq!(build(&project), "env MIX_ENV=prod mix release --overwrite");
+    assert_eq!(parsed(&project).env["ERL_FLAGS"], "+c false");
+    let phoenix = mix("{:phoenix, \"~> 1.7\"}");
+    let project = found(&[("mix.exs", &phoenix)]);
+    assert!(build(&project).contains("mix deps.get --only prod"), "{}", build(&project));
+    assert_eq!(parsed(&project).env["PHX_SERVER"], "true");
+}
+
+#[test]
+fn a_configuration_of_nginx_says_where_it_listens() {
+    let conf = ("nginx.conf", "events {}\nhttp { server { listen 8081; root /srv/none; } }\n");
+    let project = found(&[conf]);
+    assert_eq!((project.language, project.port), (Language::Nginx, 8081));
+    assert_eq!(project.command.last().unwrap(), "daemon off; pid /tmp/nginx.pid;");
+    assert!(project.notes.iter().any(|note| note.contains("/srv/none")), "{:?}", project.notes);
+    let own = ("nginx.conf", "daemon off; pid /x;\nevents {}\n");
+    assert_eq!(found(&[own]).command.last().unwrap(), "/app/nginx.conf");
+    // One in front of a program is not the program.
+    assert_eq!(found(&[conf, ("app.py", "")]).language, Language::Python);
+    let error = refused(&[("nginx.conf", "server { listen 80; }")]);
+    assert!(error.contains("no block `events`"), "{error}");
+}

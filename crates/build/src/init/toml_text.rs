@@ -12,7 +12,7 @@ pub(super) fn string(text: &str) -> String {
 }
 
 /// A list of texts as TOML.
-fn list(items: &[String]) -> String {
+pub(super) fn list(items: &[String]) -> String {
     format!("[{}]", items.iter().map(|item| string(item)).collect::<Vec<_>>().join(", "))
 }
 

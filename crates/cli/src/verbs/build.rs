@@ -45,7 +45,7 @@ use thaw_store::{Activation, Name, Store, parse_label};
     thaw build --no-activate --label next ./my-function && thaw split my-function next --percent 10")]
 pub struct Arguments {
     /// The directory with the function's thaw.toml.
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", default_value = ".")]
     directory: PathBuf,
     /// How long the program may take until it waits for clients [default: 60s, less if it is seen
     /// to wait on another port]
@@ -248,7 +248,7 @@ fn summary(built: &Built, took: Duration) -> String {
     };
     format!(
         "built version {} of {} in {:.1} s: at its entry point after {:.0} ms, {trained}frozen in {:.0} ms, image of \
-         {:.1} MiB in {} mappings ({:.1} MiB from shared files, {:.1} MiB zero)\n",
+         {:.1} MiB in {} mappings, besides {:.1} MiB of shared files\n",
         built.function.number,
         built.function.function.config.name,
         took.as_secs_f64(),
@@ -257,7 +257,6 @@ fn summary(built: &Built, took: Duration) -> String {
         mib(report.stored),
         report.mappings,
         mib(report.from_blobs),
-        mib(report.zero),
     )
 }
 

@@ -5,6 +5,7 @@ use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use crate::key_file::KeyFile;
 use crate::output;
+use crate::verbs::numbers::instance;
 use clap::Args;
 use thaw_home::seal::owner::KeyId;
 use thaw_node::instance::Checkpointed;
@@ -31,6 +32,7 @@ use thaw_node::service::{CheckpointTaken, VolumeFiles};
     thaw checkpoints --remove before-upgrade && thaw gc")]
 pub struct Arguments {
     /// The instance, by its number in `thaw ps`.
+    #[arg(value_parser = instance)]
     instance: u64,
     /// Name of the checkpoint.
     name: String,

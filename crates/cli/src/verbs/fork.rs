@@ -3,7 +3,7 @@
 use super::instance::Telling;
 use crate::failure::Outcome;
 use crate::output;
-use crate::verbs::numbers::count;
+use crate::verbs::numbers::{count, instance};
 use clap::Args;
 use std::num::NonZeroU32;
 use thaw_node::service::Forked;
@@ -22,6 +22,7 @@ use thaw_node::service::Forked;
     thaw fork 17 -n 100 --json")]
 pub struct Arguments {
     /// The instance, by its number in `thaw ps`.
+    #[arg(value_parser = instance)]
     instance: u64,
     /// How many copies.
     #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1", value_parser = count::<NonZeroU32>)]

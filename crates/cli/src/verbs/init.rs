@@ -14,8 +14,8 @@ use thaw_sandbox::escape;
 /// Write a thaw.toml for the program in a directory, or a new program with one.
 ///
 /// The language and what it depends on are known by its files: requirements.txt or
-/// pyproject.toml, package.json, go.mod, pom.xml or build.gradle, Gemfile or config.ru,
-/// composer.json, Cargo.toml, CMakeLists.txt or Makefile; or a server in a file of its own, or an executable
+/// pyproject.toml, package.json, deno.json, go.mod, pom.xml or build.gradle, Gemfile or config.ru,
+/// composer.json, mix.exs, app.psgi, Cargo.toml, CMakeLists.txt or Makefile, nginx.conf; or a server in a file of its own, or an executable
 /// file. The thaw.toml says visibly what `thaw build` will do, such as the command that installs dependencies; change
 /// it as you like. docs/quickstart.md goes on from there.
 #[derive(Debug, Args)]
@@ -27,7 +27,7 @@ pub struct Arguments {
     /// The directory; with --template the one to make.
     #[arg(value_name = "DIR", default_value = ".")]
     directory: PathBuf,
-    /// Write a hello in this language: python, node, go, java, ruby, php or c.
+    /// Write a hello in this language: python, node, go, java, ruby, php, perl, rust or c.
     #[arg(
         long,
         value_name = "LANGUAGE",
@@ -36,8 +36,8 @@ pub struct Arguments {
         requires = "directory"
     )]
     template: Option<Starter>,
-    /// The language, if the directory has files of several: python, node, go, java, ruby, php,
-    /// perl, rust, c, cpp or binary.
+    /// The language, if the directory has files of several: python, deno, node, go, java, ruby,
+    /// php, perl, elixir, rust, c, cpp, nginx or binary.
     #[arg(long, value_name = "LANGUAGE")]
     language: Option<Language>,
     /// The function's name; default: that of the directory.

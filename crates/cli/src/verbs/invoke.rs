@@ -4,13 +4,14 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::input::{self, Input, WhenSilent};
 use crate::output::{self, escape};
+use crate::verbs::near;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::str::FromStr;
-use thaw_daemon::admin::{BOOT_HEADER, FunctionDetail, PHASES_HEADER};
+use thaw_daemon::admin::{BOOT_HEADER, FunctionDetail, FunctionInfo, PHASES_HEADER};
 use thaw_home::config::EntryKind;
 use thaw_node::boots::Phases;
 use thaw_node::gateway::{EXIT_CODE_HEADER, SIGNAL_HEADER};
@@ -138,6 +139,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if arguments.is_async && status == 202 {
         return print_invocation(&mut response, arguments.json);
     }
+    if status == 404 && !arguments.json {
+        check_name(&daemon, &arguments.name)?;
+    }
     if arguments.json {
         let value = as_json(&mut response)?;
         output::print_json(&value)?;
@@ -165,6 +169,19 @@ pub fn run(arguments: &Arguments) -> Outcome {
         return Err(Failure::failed(format!("{} answered {status}", arguments.name)));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// An error if there is no such function, of which an answer with 404 may come, too.
+fn check_name(daemon: &Daemon, name: &str) -> Result<(), Failure> {
+    if daemon.has(&format!("/functions/{}", escape(name))) != Some(false) {
+        return Ok(());
+    }
+    let functions: Vec<FunctionInfo> = daemon.get("/functions")?;
+    let close = near::closest(name, functions.iter().map(|known| known.name.as_str()));
+    let meant = close.map_or(String::new(), |close| format!(" (is `{close}` meant?)"));
+    Err(Failure::failed(format!(
+        "no function is named `{name}`{meant}; `thaw list` shows those there are"
+    )))
 }
 
 /// Prints the name of an invocation that was queued.

@@ -148,13 +148,14 @@ fn print_past(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     if !found {
-        return Err(no_log(&arguments.name));
+        return Err(no_log(arguments));
     }
     kept.iter().try_for_each(|line| print_line(line, arguments))
 }
 
 /// Why there is no log of that name.
-fn no_log(name: &FunctionName) -> Failure {
+fn no_log(arguments: &Arguments) -> Failure {
+    let name = &arguments.name;
     let is_stored = || -> Result<bool, Failure> {
         let store = Store::open(&Home::existing()?.store())?;
         let found = store.get_function(&Name::new(name.as_str())?);
@@ -165,10 +166,20 @@ fn no_log(name: &FunctionName) -> Failure {
         Ok(true) => {
             Failure::failed(format!("`{name}` has no log yet; it gets one when a daemon serves it"))
         }
+        Ok(false) if is_sandbox(arguments) => Failure::failed(format!(
+            "`{name}` is a sandbox, and no function; `thaw sandbox logs {name}` shows what was printed in it"
+        )),
         Ok(false) => Failure::failed(format!(
             "no function is named `{name}`; `thaw list` shows those there are"
         )),
     }
+}
+
+/// Whether a daemon, if there is one, has a sandbox of that name.
+fn is_sandbox(arguments: &Arguments) -> bool {
+    let daemon = Daemon::find(&arguments.daemon).ok();
+    let path = format!("/sandboxes/{}", arguments.name);
+    daemon.and_then(|daemon| daemon.has(&path)) == Some(true)
 }
 
 /// A line of a log file; `None` for one that a crash cut off.

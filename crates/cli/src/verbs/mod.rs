@@ -53,6 +53,7 @@ mod instance;
 mod limits;
 mod listen;
 mod mounts;
+mod near;
 mod numbers;
 mod publish;
 mod terminal;

@@ -29,6 +29,18 @@ pub fn port(text: &str) -> Result<NonZeroU16, String> {
     text.parse().map_err(|_| "a port is a whole number from 1 to 65535, such as 8080".to_owned())
 }
 
+/// The number of an instance, for verbs that take no name.
+///
+/// # Errors
+/// It is none: what to write.
+pub fn instance(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| {
+        "write the number of an instance, as `thaw ps` shows it; the verbs of `thaw sandbox`, such as `thaw sandbox \
+         fork`, take a sandbox by its name"
+            .to_owned()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +64,14 @@ mod tests {
         assert_eq!(port("65535").map(NonZeroU16::get), Ok(65535));
         for text in ["0", "65536", "", "http", "-1", "8.0"] {
             assert!(port(text).unwrap_err().contains("from 1 to 65535"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_in_the_place_of_an_instance_has_verbs_of_its_own() {
+        assert_eq!(instance("17"), Ok(17));
+        for text in ["box", "", "-1", "1.5"] {
+            assert!(instance(text).unwrap_err().contains("`thaw sandbox fork`"), "{text}");
         }
     }
 }

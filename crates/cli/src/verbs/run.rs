@@ -2,6 +2,7 @@
 
 mod denials;
 mod held;
+mod rights;
 
 use super::download::ProgressLine;
 use super::limits::WeakLimitsArgument;
@@ -13,18 +14,22 @@ use crate::verbs::numbers::count;
 use clap::Args;
 use denials::Denials;
 use libc::{SIGTSTP, SIGWINCH};
+use rights::Start;
 use rustix::termios::{isatty, tcgetwinsize};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 use thaw_abi::control::{
     FLAG_SAY_DENIALS, FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize,
 };
 use thaw_build::container::{self, Account, StoredImage};
+use thaw_build::lacking::Lacking;
 use thaw_home::config::{ByteSize, Egress, EgressRule, TimeSpan};
 use thaw_home::home::Home;
 use thaw_home::rootfs::{self, StoredRootfs};
@@ -72,7 +77,7 @@ pub struct Arguments {
     /// Files are opened under your rights, for root under those of `nobody` (see
     /// --as-root). Thaw's own state ($THAW_HOME) and file systems that show the
     /// host's state (such as /proc) look empty.
-    #[arg(long, value_name = "DIR|NAME", conflicts_with = "image", requires = "command")]
+    #[arg(long, value_name = "DIR|NAME")]
     rootfs: Option<String>,
     /// Mount a directory of this host in the sandbox, read-only; with :rw,
     /// the program's changes are made on this host.
@@ -155,6 +160,9 @@ pub struct Arguments {
     /// python:3.12-slim, which is pulled if it is not here.
     #[arg(value_name = "IMAGE")]
     image: Option<String>,
+    /// The program and its arguments without `--` before them, as docker(1) takes them behind an image.
+    #[arg(num_args = 0.., allow_hyphen_values = true, hide = true)]
+    words: Vec<OsString>,
     /// The program and its arguments; for an image, what its entry point gets instead of the
     /// image's arguments.
     #[arg(last = true, value_name = "PROGRAM")]
@@ -188,6 +196,49 @@ impl Arguments {
     /// The name of the sandbox if the daemon is to hold it; empty: one is made up.
     fn held_name(&self) -> Option<&str> {
         self.name.as_deref().or(self.detach.then_some(""))
+    }
+
+    /// Has the program and its arguments in one place, however they were given.
+    fn join_words(&mut self) {
+        if self.words.is_empty() {
+            return;
+        }
+        // Behind the program `--` is an argument like any other.
+        let rest = std::mem::take(&mut self.command);
+        let dashes = (!rest.is_empty()).then(|| "--".into());
+        let words = std::mem::take(&mut self.words);
+        self.command = words.into_iter().chain(dashes).chain(rest).collect();
+    }
+
+    /// Refuses what names no files or no program, and says where a program belongs.
+    fn check_program(&self) -> Result<(), Failure> {
+        let shown = |text: &str| thaw_sandbox::escape(text.as_bytes());
+        let words = self.words.iter().map(|word| shown(&word.to_string_lossy()));
+        let words = words.collect::<Vec<_>>().join(" ");
+        let why = match (&self.image, &self.rootfs) {
+            (None, None) => {
+                "name a container image, as in `thaw run debian:12 -- ls`, or files of this host, as in \
+                 `thaw run --rootfs / -- ls`; see thaw run --help"
+                    .to_owned()
+            }
+            // Options of the program could not be told from those of this command.
+            (Some(program), Some(rootfs)) => format!(
+                "there is an image or a --rootfs, not both; a program has `--` before it, as in `thaw run --rootfs \
+                 {} -- {}`",
+                shown(rootfs),
+                [shown(program), words].join(" ").trim_end()
+            ),
+            (None, Some(rootfs)) if self.command.is_empty() => format!(
+                "name a program, as in `thaw run --rootfs {} -- ls`; see thaw run --help",
+                shown(rootfs)
+            ),
+            (Some(_), None) if words.starts_with('-') => {
+                let option = words.split(' ').next().unwrap_or_default();
+                format!("`{option}` is no option and no program; see thaw run --help")
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::misused(why))
     }
 
     /// Refuses so little memory that no sandbox can do with it.
@@ -241,14 +292,10 @@ fn check_limits(
     Ok(())
 }
 
-pub fn run(arguments: Arguments) -> Outcome {
+pub fn run(mut arguments: Arguments) -> Outcome {
     arguments.check_memory()?;
-    if arguments.image.is_none() && arguments.rootfs.is_none() {
-        return Err(Failure::misused(
-            "name a container image, as in `thaw run debian:12 -- ls`, or files of this host, as in \
-             `thaw run --rootfs / -- ls`; see thaw run --help",
-        ));
-    }
+    arguments.check_program()?;
+    arguments.join_words();
     if let Some(name) = arguments.held_name() {
         return held::run(&arguments, name);
     }
@@ -263,9 +310,9 @@ pub fn run(arguments: Arguments) -> Outcome {
 
 fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {
     let asked_limits = arguments.asked_limits();
-    let hint = rights_hint(&arguments);
     let policy = host_policy(&arguments);
     let Program { rootfs, argv, env, cwd, account } = program(&arguments, &policy)?;
+    let advice = Advice::of(&arguments, &argv, &env, &cwd);
     let stdio = [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]
         .map(|fd| fd.try_clone_to_owned());
     let mounts = mounts(&arguments, &policy)?;
@@ -314,7 +361,7 @@ fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {
             Ok(zygote) => {
                 let sandbox = zygote.start(&spec)?;
                 sandbox.enable_oom_killer(spec.limits());
-                attend(sandbox, &mut signals, published, hint).await
+                attend(sandbox, &mut signals, published, &advice).await
             }
             Err(error) => Err(error.into()),
         };
@@ -369,8 +416,9 @@ fn program(arguments: &Arguments, policy: &HostPolicy) -> Result<Program, Failur
 
 /// Pulls an image that is not in the store.
 fn pull(home: &Home, store: &Store, image: &str) -> Result<StoredImage, Failure> {
+    let hint = program_hint(image);
     let reference: Reference = image.parse().map_err(|error| {
-        Failure::failed(format!("there is no image `{image}` in the store, and {error}"))
+        Failure::failed(format!("there is no image `{image}` in the store, and {error}{hint}"))
     })?;
     eprintln!("thaw: pulling {reference}");
     let mut line = ProgressLine::new();
@@ -378,7 +426,21 @@ fn pull(home: &Home, store: &Store, image: &str) -> Result<StoredImage, Failure>
     let name = reference.store_name();
     let pulled = container::pull(home, store, &reference, &name, Limits::default(), show);
     line.finish();
-    Ok(pulled?.0)
+    Ok(pulled.map_err(|error| Failure::failed(format!("{error}{hint}")))?.0)
+}
+
+/// What to do if a program of this host was named in the place of an image.
+fn program_hint(image: &str) -> String {
+    let is_program = match image.contains('/') {
+        true => Path::new(image).is_file(),
+        false => std::env::var_os("PATH").is_some_and(|path| {
+            std::env::split_paths(&path).any(|directory| directory.join(image).is_file())
+        }),
+    };
+    match is_program {
+        true => format!("; to run the program of this host: `thaw run --rootfs / -- {image} …`"),
+        false => String::new(),
+    }
 }
 
 /// The entry point and its arguments.
@@ -468,7 +530,7 @@ async fn attend(
     sandbox: Sandbox,
     signals: &mut Signals,
     mut published: Published,
-    hint: &str,
+    advice: &Advice,
 ) -> Outcome {
     let mut sandbox = watch_sandbox(sandbox)?;
     let (mut exit, mut failed, mut denials) = (None, None, Denials::default());
@@ -477,7 +539,7 @@ async fn attend(
         match progress {
             Progress::Event(Event::Exit(guest)) => exit = Some(guest),
             Progress::Event(Event::Failed(reason)) => {
-                failed = Some(format!("the program could not be started: {reason}{hint}"));
+                failed = Some(format!("the program could not be started: {}", advice.on(&reason)));
             }
             Progress::Event(Event::Violation(violation)) => {
                 return Err(Failure::failed(format!("the sandbox was ended because {violation}")));
@@ -527,19 +589,127 @@ async fn attend(
         return Ok(ExitCode::from(128 + libc::SIGKILL as u8));
     }
     match exit {
-        Some(GuestExit::Code(code)) => Ok(ExitCode::from(code)),
+        Some(GuestExit::Code(code)) => {
+            if let Some(note) = advice.on_failure().filter(|_| code != 0) {
+                let _ = writeln!(io::stderr(), "thaw: note: {note}");
+            }
+            Ok(ExitCode::from(code))
+        }
         Some(GuestExit::Signal(signal)) => Ok(ExitCode::from(128 + signal)),
         None => died(sandbox.get_ref().wait()),
     }
 }
 
-/// What to do about a program that root can see and `nobody` cannot.
-fn rights_hint(arguments: &Arguments) -> &'static str {
-    let is_served = arguments.rootfs.as_deref().is_some_and(rootfs::is_directory_name);
-    if !is_served || arguments.as_root || !rustix::process::geteuid().is_root() {
-        return "";
+/// What helps a program that could not be started.
+struct Advice {
+    lacking: Lacking,
+    /// What it is started with, if root runs it and files are opened under the rights of `nobody`.
+    rights: Option<Start>,
+    /// Where this host has the program, if the sandbox does not look for it there.
+    elsewhere: Option<String>,
+    /// A directory that is mounted to be written to, and that `nobody` may not write to.
+    unwritable: Option<String>,
+}
+
+impl Advice {
+    fn of(arguments: &Arguments, argv: &[OsString], env: &[OsString], cwd: &OsStr) -> Self {
+        let directory = arguments.rootfs.as_deref().filter(|name| rootfs::is_directory_name(name));
+        let lacking = match (&arguments.image, &arguments.rootfs) {
+            (Some(image), _) => Lacking::Image(image.clone()),
+            (None, Some(name)) if !directory.is_some_and(is_root) => {
+                Lacking::Directory(name.clone())
+            }
+            (None, _) => Lacking::Host,
+        };
+        let is_judged = !arguments.as_root && rustix::process::geteuid().is_root();
+        let rights = is_judged.then(|| {
+            let root = directory.map(|directory| (directory.into(), "/".into()));
+            let path = env.iter().find_map(|it| it.as_bytes().strip_prefix(b"PATH="));
+            Start {
+                mounts: root.into_iter().chain(mounted_directories(arguments)).collect(),
+                hidden: Home::candidates(),
+                program: argv.first().cloned().unwrap_or_default(),
+                cwd: cwd.into(),
+                search: path.map_or_else(OsString::new, |path| OsStr::from_bytes(path).into()),
+            }
+        });
+        let unwritable = mounted_to_be_written(arguments)
+            .filter(|_| is_judged)
+            .find(|host| rights::is_roots_alone_to_write(Path::new(host)));
+        let program = argv.first().filter(|_| lacking == Lacking::Host);
+        let elsewhere = program.and_then(|program| elsewhere(program, rights.as_ref()));
+        Self { lacking, rights, elsewhere, unwritable }
     }
-    " (files are opened under the rights of nobody; --as-root opens them under root's)"
+
+    /// What may have made the program fail.
+    fn on_failure(&self) -> Option<String> {
+        let directory = thaw_sandbox::escape(self.unwritable.as_ref()?.as_bytes());
+        Some(format!(
+            "the program could not make files in {directory}: files are opened under the rights of nobody, and only root \
+             may write there; --as-root opens them under root's"
+        ))
+    }
+
+    /// What the kernel has said, with what helps here.
+    fn on(&self, reason: &str) -> String {
+        if self.rights.as_ref().is_some_and(Start::is_roots_alone) {
+            // Whether it is there or not: for root it is.
+            let said = Lacking::said(reason);
+            return format!(
+                "{said}; files are opened under the rights of nobody, and only root may use this one: --as-root opens \
+                 them under root's"
+            );
+        }
+        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| reason.contains(NOT_THERE)) {
+            return format!("{}; {elsewhere}", Lacking::said(reason));
+        }
+        self.lacking.explain(reason).unwrap_or_else(|| reason.to_owned())
+    }
+}
+
+/// What the kernel says of a program that it does not find.
+const NOT_THERE: &str = "does not exist in the sandbox";
+
+/// Where this host has a program that was named without a path: its `PATH` is not that of the sandbox.
+fn elsewhere(program: &OsStr, rights: Option<&Start>) -> Option<String> {
+    if program.as_bytes().contains(&b'/') {
+        return None;
+    }
+    let search = std::env::var_os("PATH")?;
+    let path = std::env::split_paths(&search)
+        .map(|directory| directory.join(program))
+        .find(|path| path.is_absolute() && path.is_file())?;
+    let is_roots = rights.is_some_and(|start| {
+        Start { program: path.clone().into(), ..start.clone() }.is_roots_alone()
+    });
+    let more = if is_roots { ", and --as-root, since only root may use it" } else { "" };
+    Some(format!(
+        "this host has it as {}, where the sandbox does not look: give that path, or the PATH of this host with \
+         `-e PATH`{more}",
+        thaw_sandbox::escape(path.as_os_str().as_bytes())
+    ))
+}
+
+/// Whether the root of the sandbox is that of this host.
+fn is_root(directory: &str) -> bool {
+    std::fs::canonicalize(directory).is_ok_and(|path| path == Path::new("/"))
+}
+
+/// Directories of this host that options mount to be written to.
+fn mounted_to_be_written(arguments: &Arguments) -> impl Iterator<Item = String> {
+    let volumes = arguments.volume.iter().filter(|text| !mounts::names_volume(text));
+    let volumes = volumes.map(|text| mounts::writable(text));
+    let all = arguments.bind.iter().cloned().chain(volumes);
+    all.filter_map(|text| Some(text.strip_suffix(":rw")?.split(':').next()?.to_owned()))
+}
+
+/// Directories of this host that options mount, and where.
+fn mounted_directories(arguments: &Arguments) -> impl Iterator<Item = (PathBuf, PathBuf)> {
+    let volumes = arguments.volume.iter().filter(|text| !mounts::names_volume(text));
+    arguments.bind.iter().chain(volumes).filter_map(|text| {
+        let mut parts = text.split(':');
+        Some((parts.next()?.into(), parts.next()?.into()))
+    })
 }
 
 /// Waits until the sandbox has something to say, passing signals on meanwhile.
@@ -680,6 +850,45 @@ fn window(stdio: [BorrowedFd<'_>; 3]) -> Option<WindowSize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn behind_an_image_a_program_needs_no_dashes() {
+        let command = |line: &str| {
+            let words = ["run"].into_iter().chain(line.split(' '));
+            let mut arguments = <Line as clap::Parser>::try_parse_from(words).unwrap().arguments;
+            arguments.check_program().map_err(|failure| failure.message().unwrap().to_owned())?;
+            arguments.join_words();
+            let words = arguments.command.iter().map(|word| word.to_str().unwrap());
+            Ok::<_, String>((arguments.image.clone(), words.collect::<Vec<_>>().join(" ")))
+        };
+        let of_image = |words: &str| Ok((Some("debian:12".to_owned()), words.to_owned()));
+        for (line, program) in [
+            ("debian:12", ""),
+            ("-it debian:12 bash", "bash"),
+            ("debian:12 python3 -u 1 --memory x", "python3 -u 1 --memory x"),
+            ("debian:12 -- ls -l", "ls -l"),
+            ("debian:12 --memory 1GiB -- ls -l", "ls -l"),
+            ("debian:12 sh -c x -- y", "sh -c x -- y"),
+        ] {
+            assert_eq!(command(line), of_image(program), "{line}");
+        }
+        assert_eq!(command("--rootfs / -- ls -l -- x"), Ok((None, "ls -l -- x".to_owned())));
+        for (line, why) in [
+            ("--rootfs / ls", "`thaw run --rootfs / -- ls`"),
+            ("--rootfs /", "name a program"),
+            ("debian:12 --memry 1GiB -- ls", "`--memry` is no option and no program"),
+            ("-- ls", "name a container image"),
+        ] {
+            let said = command(line).unwrap_err();
+            assert!(said.contains(why), "{line}: {said}");
+        }
+    }
 
     #[test]
     fn users_are_numbers() {

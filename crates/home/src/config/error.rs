@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file is missing or unreadable.
-    #[error("cannot read {} ({error}); a function's directory has a thaw.toml in it", path.display())]
+    #[error("cannot read {} ({error}); a function's directory has a thaw.toml in it, which `thaw init` writes", path.display())]
     Read {
         /// The file.
         path: PathBuf,

@@ -100,7 +100,7 @@ fn kept(variables: &[Variable], image: &File, meant: &RangeInclusive<i64>) -> Op
 
 /// What lies in the image at an address of the program; `None`: it is as in the program's file, or
 /// zero.
-fn bytes_at<'a>(
+pub(super) fn bytes_at<'a>(
     segments: &[ProgramHeader64<LittleEndian>],
     image: impl ReadRef<'a>,
     address: u64,

@@ -11,6 +11,7 @@
 //! first one where there is room for both. Of
 //! programs in Go the machine code says what draws (`go`).
 
+mod beam;
 mod copy;
 mod go;
 mod go_times;
@@ -24,6 +25,7 @@ use super::freeze::{Frozen, ImageOrder, open_image_of_any_build, write_image};
 use super::program::{Program, is_wanted};
 use super::train::Course;
 use super::{BuildError, BuildEvent, BuildOptions, FreezeFailure, ImportFailure, OnEvent};
+pub(super) use beam::clock as clock_of_erlang;
 use copy::{Answer, Named, ask};
 pub(super) use go::generators as generators_of_go;
 pub(super) use go_times::times as times_of_go;
@@ -36,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use thaw_home::config::{Egress, RuntimeKind};
+use thaw_home::config::{Egress, EntryKind, RuntimeKind};
 use thaw_home::function::Finding;
 use thaw_home::function::StoredFunction;
 use thaw_home::rootfs::StoredRootfs;
@@ -150,6 +152,10 @@ pub(super) fn compare(
     on_event: &mut OnEvent<'_>,
 ) -> Vec<Finding> {
     let Some(probe) = probe::of_language(kind(function)) else { return Vec::new() };
+    // Nothing runs in a sandbox that is made to be worked in from outside.
+    if function.config.entry.kind == EntryKind::Sandbox {
+        return Vec::new();
+    }
     let copied = match probe::obstacle(function).or_else(|| probe::obstacle_of_frozen(frozen)) {
         Some(obstacle) => Err(obstacle.to_owned()),
         None if function.config.volumes.is_empty() => Ok(None),

@@ -4,16 +4,18 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::verbs::build::{Display, serve_new_version};
-use crate::verbs::mounts;
+use crate::verbs::{mounts, near};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
 use thaw_build::build::{BuildOptions, Trust, build};
+use thaw_build::container;
 use thaw_daemon::admin::FunctionInfo;
-use thaw_home::config::{ByteSize, CONFIG_FILE, EgressRule, Isolation, TimeSpan};
+use thaw_home::config::{ByteSize, CONFIG_FILE, EgressRule, FunctionName, Isolation, TimeSpan};
 use thaw_home::home::Home;
 use thaw_node::remote::SandboxEgress;
 use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxInfo};
 use thaw_oci::Reference;
+use thaw_store::Store;
 
 /// Make a sandbox of a function's image, of a container image, or of a checkpoint.
 ///
@@ -134,18 +136,37 @@ fn pair(text: &str) -> Result<(String, String), Failure> {
 
 /// The function that is meant, which is built if it is a container image that none was built of.
 fn function(daemon: &Daemon, image: &str, arguments: &Arguments) -> Result<String, Failure> {
-    if serves(daemon, image)? {
+    let functions: Vec<FunctionInfo> = daemon.get("/functions")?;
+    let serves = |name: &str| functions.iter().any(|known| known.name.as_str() == name);
+    if serves(image) {
         return Ok(image.to_owned());
     }
-    let name = function_name(image, arguments.memory)?;
-    if arguments.daemon.is_named() && !serves(daemon, &name)? {
+    let is_made = serves(&function_name(image, arguments.memory)?);
+    let close = near::closest(image, functions.iter().map(|known| known.name.as_str()));
+    if arguments.daemon.is_named() && !is_made {
+        let meant = close.map_or(String::new(), |close| format!(" (is `{close}` meant?)"));
         return Err(Failure::failed(format!(
-            "that daemon serves no function `{}`, and images are made into functions beside the \
+            "that daemon serves no function `{image}`{meant}, and images are made into functions beside the \
              daemon only; run this there, without --admin",
-            image
         )));
     }
+    let home = Home::from_environment()?;
+    let may_be_function = image.parse::<FunctionName>().is_ok();
+    if may_be_function
+        && !is_made
+        && container::find(&Store::open(&home.store())?, image)?.is_none()
+    {
+        eprintln!("thaw: {}", no_function(image, close));
+    }
     function_of_image(daemon, image, arguments.memory, Display::new(arguments.json))
+}
+
+/// Said before a registry is asked for a name, which may be a slip.
+fn no_function(image: &str, close: Option<&str>) -> String {
+    let meant = close.map_or(String::new(), |close| format!(" (is `{close}` meant?)"));
+    format!(
+        "there is no function `{image}` here{meant}, and no container image of that name; looking for one in a registry"
+    )
 }
 
 /// The function whose sandboxes have the files of a container image and so much memory. It is built if
@@ -210,4 +231,20 @@ fn build_function(
     display.finish();
     built?;
     serve_new_version(&home, name, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_is_told_from_an_image() {
+        let said = no_function("my-fnction", Some("my-function"));
+        assert!(
+            said.starts_with("there is no function `my-fnction` here (is `my-function` meant?)"),
+            "{said}"
+        );
+        assert!(said.ends_with("looking for one in a registry"), "{said}");
+        assert!(!no_function("debian", None).contains("meant"));
+    }
 }

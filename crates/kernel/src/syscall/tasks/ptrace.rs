@@ -11,6 +11,7 @@ use crate::task::ptrace::registers::{self, UserRegisters};
 use crate::task::ptrace::requests::{Own, Stopped};
 use crate::task::ptrace::{self, Attachment, Mode, Options, access};
 use crate::task::signal::{Signal, SignalRecord};
+use crate::task::thread::Thread;
 use crate::task::visit::{self, Program};
 
 /// `struct iovec`.
@@ -90,6 +91,7 @@ fn of_stopped(
     const SETFPREGS: u64 = 15;
     const DETACH: u64 = 17;
     const SYSCALL: u64 = 24;
+    const ARCH_PRCTL: u64 = 30;
     const SETOPTIONS: u64 = 0x4200;
     const GETEVENTMSG: u64 = 0x4201;
     const GETSIGINFO: u64 = 0x4202;
@@ -114,6 +116,7 @@ fn of_stopped(
         SINGLESTEP => tracee.resume(Mode::Step, signal(data.0)?),
         DETACH => tracee.detach(signal(data.0)?),
         LISTEN => tracee.listen()?,
+        ARCH_PRCTL => arch_prctl(tracee.thread(), data.0, address)?,
         GETREGS => data.write(&registers::general(tracee.thread()))?,
         SETREGS => registers::set_general(tracee.thread(), &data.read()?)?,
         GETFPREGS => data.write_bytes(&registers::legacy_vector(tracee.thread()))?,
@@ -140,6 +143,27 @@ fn of_stopped(
         _ => return Err(Errno::EIO),
     }
     Ok(0)
+}
+
+/// `PTRACE_ARCH_PRCTL`: arch_prctl(2) of a tracee, as debuggers ask for its thread's own data.
+fn arch_prctl(thread: &Thread, code: u64, argument: UserAddress) -> Result<()> {
+    const SET_GS: u64 = 0x1001;
+    const SET_FS: u64 = 0x1002;
+    const GET_FS: u64 = 0x1003;
+    const GET_GS: u64 = 0x1004;
+    let registers = registers::general(thread);
+    match code {
+        GET_FS => argument.write(&registers.fs_base),
+        GET_GS => argument.write(&registers.gs_base),
+        SET_FS | SET_GS if argument.0 >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
+        SET_FS => {
+            registers::set_general(thread, &UserRegisters { fs_base: argument.0, ..registers })
+        }
+        SET_GS => {
+            registers::set_general(thread, &UserRegisters { gs_base: argument.0, ..registers })
+        }
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 const NT_PRSTATUS: u64 = 1;

@@ -1,0 +1,159 @@
+//! Programs of the function's directory that the sandbox cannot start, since they lead out of it: a Python of a
+//! virtual environment is a link, and the programs beside it name it by its path on this host.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Most bytes of the first line of a script (`BINPRM_BUF_SIZE`, execve(2)).
+const LINE_MAX: u64 = 256;
+/// Links that are followed on the way to a file (path_resolution(7)).
+const LINKS_MAX: usize = 40;
+/// The file that makes a directory a virtual environment of Python.
+const VENV: &str = "pyvenv.cfg";
+
+/// Says why a program of the function's directory cannot be started, and the way out. `has`: whether the sandbox
+/// has something at a path; `name`: of the program, below the directory.
+pub(super) fn explain(
+    directory: &Path,
+    name: &Path,
+    has: &dyn Fn(&Path) -> bool,
+) -> Option<String> {
+    let path = directory.join(name);
+    let of_venv = venv(directory, name);
+    if let Some(target) = leads_to(&path).filter(|target| !target.starts_with(directory)) {
+        if has(&target) {
+            return None;
+        }
+        let (name, target) = (name.display(), target.display());
+        let way_out = of_venv.map_or_else(
+            || {
+                "put a copy of it in its place, or add it by `include` in [runtime] of thaw.toml"
+                    .to_owned()
+            },
+            |venv| venv.way_out(),
+        );
+        return Some(format!(
+            "{name} is a link to {target}, outside of the function's directory, which the sandbox does not have; {way_out}"
+        ));
+    }
+    let interpreter = interpreter(&path)?;
+    let of_directory = interpreter.strip_prefix(directory).ok()?.to_owned();
+    (!has(&interpreter)).then(|| {
+        let (name, of_directory) = (name.display(), of_directory.display());
+        format!(
+            "{name} wants its interpreter at {}, where it lies on this host and not in the sandbox; begin the command \
+             with the interpreter, as in `command = [\"{of_directory}\", \"{name}\", …]`",
+            interpreter.display()
+        )
+    })
+}
+
+/// A virtual environment of Python.
+struct Venv {
+    /// Its packages, below the function's directory.
+    packages: Option<PathBuf>,
+}
+
+impl Venv {
+    fn way_out(&self) -> String {
+        let packages = match &self.packages {
+            Some(packages) => format!("`packages = \"{}\"`", packages.display()),
+            None => "`requirements` or `packages`".to_owned(),
+        };
+        format!(
+            "have `python3` start the program, with {packages} in [runtime] of thaw.toml, or make the environment of a \
+             Python that every user may read, as in `uv venv --python /usr/bin/python3`"
+        )
+    }
+}
+
+/// The virtual environment that has a program in its `bin`.
+fn venv(directory: &Path, name: &Path) -> Option<Venv> {
+    let itself = name.parent()?.parent()?;
+    if !directory.join(itself).join(VENV).is_file() {
+        return None;
+    }
+    let libraries = fs::read_dir(directory.join(itself).join("lib")).ok();
+    let packages = libraries.into_iter().flatten().flatten().find_map(|entry| {
+        let packages = itself.join("lib").join(entry.file_name()).join("site-packages");
+        directory.join(&packages).is_dir().then_some(packages)
+    });
+    Some(Venv { packages })
+}
+
+/// Where the last of the links leads that begin at a path, whether something is there or not; `None`: it is no link.
+fn leads_to(path: &Path) -> Option<PathBuf> {
+    let mut here = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        match fs::read_link(&here) {
+            Ok(target) => here = here.parent().unwrap_or(Path::new("/")).join(target),
+            Err(_) => break,
+        }
+    }
+    if here == path {
+        return None;
+    }
+    // Without `..`, if what leads there is there.
+    let parent = here.parent().and_then(|parent| parent.canonicalize().ok());
+    Some(match (parent, here.file_name()) {
+        (Some(parent), Some(name)) => parent.join(name),
+        _ => here,
+    })
+}
+
+/// The interpreter that the first line of a script names.
+fn interpreter(path: &Path) -> Option<PathBuf> {
+    let mut line = Vec::new();
+    let file = File::open(path).ok()?;
+    BufReader::new(file.take(LINE_MAX)).read_until(b'\n', &mut line).ok()?;
+    let rest = line.strip_prefix(b"#!")?;
+    let mut words = rest.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    Some(Path::new(OsStr::from_bytes(words.next()?)).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_python_that_lies_elsewhere_is_named_with_the_way_out() {
+        let all = tempfile::tempdir().unwrap();
+        let at = |path: &str| all.path().canonicalize().unwrap().join(path);
+        for directory in
+            ["app/.venv/bin", "app/.venv/lib/python3.12/site-packages", "uv/bin", "app/tools"]
+        {
+            fs::create_dir_all(at(directory)).unwrap();
+        }
+        fs::write(at("uv/bin/python3.12"), "").unwrap();
+        fs::write(at("app/.venv/pyvenv.cfg"), "home = x\n").unwrap();
+        symlink(at("uv/bin/python3.12"), at("app/.venv/bin/python")).unwrap();
+        symlink("python", at("app/.venv/bin/python3")).unwrap();
+        symlink("../../none", at("app/tools/gone")).unwrap();
+        symlink("python3", at("app/tools/python")).unwrap();
+        fs::write(at("app/tools/python3"), "").unwrap();
+        let python = at("app/.venv/bin/python");
+        fs::write(at("app/.venv/bin/flask"), format!("#!{}\n", python.display())).unwrap();
+        fs::write(at("app/run"), "#!/bin/sh\n").unwrap();
+        let said = |name: &str| explain(&at("app"), Path::new(name), &|_| false);
+        for name in [".venv/bin/python", ".venv/bin/python3"] {
+            let said = said(name).unwrap();
+            let target = at("uv/bin/python3.12");
+            assert!(
+                said.starts_with(&format!("{name} is a link to {}, outside", target.display())),
+                "{said}"
+            );
+            assert!(said.contains("`packages = \".venv/lib/python3.12/site-packages\"`"), "{said}");
+        }
+        assert!(said("tools/gone").unwrap().contains("by `include`"));
+        let flask = said(".venv/bin/flask").unwrap();
+        assert!(flask.contains("[\".venv/bin/python\", \".venv/bin/flask\", …]"), "{flask}");
+        for name in ["run", "tools/python", "tools/python3", "none"] {
+            assert_eq!(said(name), None, "{name}");
+        }
+        assert_eq!(explain(&at("app"), Path::new(".venv/bin/python"), &|_| true), None);
+    }
+}
