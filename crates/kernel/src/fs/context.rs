@@ -1,14 +1,20 @@
 //! From where, and as whom, a process looks at the tree.
 
+use alloc::sync::Arc;
+
+use super::mount::MountNamespace;
 use super::path::Path;
 use super::permission::Identity;
 use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::task::Process;
+use crate::task::thread::running;
 
-/// Working directory, root directory and umask of a process.
+/// Working directory, root directory, umask and tree of mounts of a process.
 #[derive(Clone)]
 pub struct FsContext {
+    /// The tree of mounts (mount_namespaces(7)).
+    pub namespace: Arc<MountNamespace>,
     /// Working directory.
     pub cwd: Path,
     /// Root directory (chroot(2)).
@@ -18,9 +24,25 @@ pub struct FsContext {
 }
 
 impl FsContext {
-    /// A context at the root of the tree.
-    pub fn new(root: Path) -> Self {
-        Self { cwd: root.clone(), root, umask: 0o022 }
+    /// A context at the root of a tree.
+    pub fn new(namespace: Arc<MountNamespace>) -> Self {
+        let root = namespace.root();
+        Self { namespace, cwd: root.clone(), root, umask: 0o022 }
+    }
+
+    /// Goes over to a copy of the tree (unshare(2), `CLONE_NEWNS`); `ENOSPC`.
+    pub fn copy_mounts(&mut self) -> Result<()> {
+        let (namespace, [root, cwd]) = self.namespace.copy([&self.root, &self.cwd])?;
+        let _: Self = core::mem::replace(self, Self { namespace, cwd, root, umask: self.umask });
+        Ok(())
+    }
+}
+
+/// The root directory of the running process, or that of the first tree if none runs.
+pub fn own_root() -> Path {
+    match running() {
+        Some(thread) => thread.process.fs().borrow_mut().root.clone(),
+        None => crate::state::kernel().fs.root(),
     }
 }
 

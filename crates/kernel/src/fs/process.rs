@@ -4,7 +4,9 @@ use alloc::sync::Arc;
 
 use super::FsContext;
 use super::fd_table::FdTable;
+use super::mount::MountNamespace;
 use super::path::Path;
+use crate::errno::Result;
 use crate::sync::KernelCell;
 use crate::task::process::{Resources, Sharing};
 
@@ -19,9 +21,9 @@ pub struct ProcessFiles {
 }
 
 impl ProcessFiles {
-    /// No descriptors and no program, in the directory `root`, which is the root, too.
-    pub fn new(root: Path) -> Self {
-        let (files, fs) = (FdTable::new(), FsContext::new(root));
+    /// No descriptors and no program, in the root directory of a tree of mounts.
+    pub fn new(namespace: Arc<MountNamespace>) -> Self {
+        let (files, fs) = (FdTable::new(), FsContext::new(namespace));
         Self::with(Arc::new(KernelCell::new(files)), Arc::new(KernelCell::new(fs)), None)
     }
 
@@ -44,6 +46,28 @@ impl ProcessFiles {
     pub fn unshare_fs(&self) {
         let own = self.fs().borrow_mut().clone();
         *self.fs.borrow_mut() = Arc::new(KernelCell::new(own));
+    }
+
+    /// Gives the process a copy of its tree of mounts, and directories of its own in it (unshare(2),
+    /// `CLONE_NEWNS`); `ENOSPC`.
+    pub fn unshare_mounts(&self) -> Result<()> {
+        let mut own = self.fs().borrow_mut().clone();
+        own.copy_mounts()?;
+        let old = core::mem::replace(&mut *self.fs.borrow_mut(), Arc::new(KernelCell::new(own)));
+        drop(old);
+        Ok(())
+    }
+
+    /// Gives the process the tree of mounts of another one, and its working directory (setns(2)).
+    pub fn enter_mounts(&self, other: &ProcessFiles) {
+        let (namespace, cwd) = {
+            let fs = other.fs();
+            let fs = fs.borrow_mut();
+            (fs.namespace.clone(), fs.cwd.clone())
+        };
+        let entered = FsContext { cwd, ..FsContext::new(namespace) };
+        let old = core::mem::replace(&mut *self.fs().borrow_mut(), entered);
+        drop(old);
     }
 
     /// Gives the process a table of its own, with the same files, if it shares one with other

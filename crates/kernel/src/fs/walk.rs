@@ -7,6 +7,7 @@ use bitflags::bitflags;
 
 use super::context::Context;
 use super::inode::{FileType, Link};
+use super::mount::MountFlags;
 use super::path::Path;
 use super::permission::Access;
 use crate::errno::{Errno, Result};
@@ -212,17 +213,24 @@ impl<'c> Walk<'c> {
     }
 
     fn up(&self, from: &Path) -> Result<Path> {
-        if from.is(&self.root) {
-            return if self.resolve.contains(Resolve::BENEATH) {
-                Err(Errno::EXDEV)
-            } else {
-                Ok(from.clone())
+        let above = match from.is(&self.root) {
+            true => None,
+            false => from.parent_below(Some(&self.root)),
+        };
+        let Some(above) = above else {
+            // The root: what is mounted on it shows (`follow_dotdot`, fs/namei.c).
+            return match self.resolve.contains(Resolve::BENEATH) {
+                true => Err(Errno::EXDEV),
+                false => Ok(from.clone().topmost()),
             };
-        }
-        if self.resolve.contains(Resolve::NO_XDEV) && from.dentry().root_of().is_some() {
+        };
+        if self.resolve.contains(Resolve::NO_XDEV) && !above.is_in_mount_of(from) {
             return Err(Errno::EXDEV);
         }
-        Ok(from.parent().topmost())
+        if !above.is_connected() {
+            return Err(Errno::ENOENT);
+        }
+        Ok(above.topmost())
     }
 
     /// The file that `name` stands for in a directory, on top of what is mounted there.
@@ -231,20 +239,25 @@ impl<'c> Walk<'c> {
             super::dev::missing(directory, name)?;
             return Ok(None);
         };
-        let path = Path::new(dentry);
-        if !path.dentry().is_mount_point() {
+        let is_mount_point = dentry.is_mount_point();
+        let path = directory.beside(dentry);
+        if !is_mount_point {
             return Ok(Some(path));
         }
-        if self.resolve.contains(Resolve::NO_XDEV) {
+        let top = path.clone().topmost();
+        if self.resolve.contains(Resolve::NO_XDEV) && !top.is_in_mount_of(&path) {
             return Err(Errno::EXDEV);
         }
-        Ok(Some(path.topmost()))
+        Ok(Some(top))
     }
 
     /// Reads a link that is about to be followed.
     pub fn read_link(&mut self, link: &Path) -> Result<Link> {
         self.links += 1;
-        if self.links > LINKS_MAX || self.resolve.contains(Resolve::NO_SYMLINKS) {
+        if self.links > LINKS_MAX
+            || self.resolve.contains(Resolve::NO_SYMLINKS)
+            || link.mount_flags().contains(MountFlags::NOSYMFOLLOW)
+        {
             return Err(Errno::ELOOP);
         }
         let target = link.inode().read_link()?;
@@ -255,9 +268,7 @@ impl<'c> Walk<'c> {
             if self.resolve.intersects(Resolve::BENEATH | Resolve::IN_ROOT) {
                 return Err(Errno::EXDEV);
             }
-            if self.resolve.contains(Resolve::NO_XDEV)
-                && path.inode().filesystem() != link.inode().filesystem()
-            {
+            if self.resolve.contains(Resolve::NO_XDEV) && !path.is_in_mount_of(link) {
                 return Err(Errno::EXDEV);
             }
         }

@@ -289,7 +289,7 @@ impl Names for Namespaces {
         Ok(Some(SymbolicLink::new(place, move || {
             let shown = alloc::format!("{kind}:[{ino}]");
             let file = Generated::read_only(Place { ino, ..place }, || Err(Errno::EINVAL));
-            Ok(Link::Magic(Path::new(Dentry::anonymous(file, shown.as_bytes()))))
+            Ok(Link::Magic(Path::anonymous(Dentry::anonymous(file, shown.as_bytes()))))
         })))
     }
 

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::status::ticks;
 use crate::errno::Result;
 use crate::fs::locks::{Family, LockKind, Owner};
-use crate::fs::mount::Mount;
+use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::path::Path;
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
@@ -19,7 +19,7 @@ pub(super) const CGROUPS: &str = "#subsys_name\thierarchy\tnum_cgroups\tenabled\
 
 pub(super) const DEVICES: &str = "Character devices:\n  1 mem\n  5 /dev/tty\n  5 /dev/console\n136 pts\n240 thaw\n\nBlock devices:\n";
 
-pub(super) const FILESYSTEMS: &str = "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\nnodev\tpipefs\nnodev\tsockfs\nnodev\tdevpts\nnodev\toverlay\n";
+pub(super) const FILESYSTEMS: &str = "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\nnodev\tpipefs\nnodev\tsockfs\nnodev\tdevpts\nnodev\tdevtmpfs\nnodev\tramfs\n";
 
 pub(super) const SOFTIRQS: &str = "                    CPU0\n";
 
@@ -198,53 +198,74 @@ fn escaped(name: &[u8]) -> String {
     text
 }
 
-/// Where a mount lies, as seen from the process' root.
-fn mount_point(mount: &Mount, process: &Process) -> String {
-    let root = process.fs().borrow_mut().root.clone();
-    escaped(&Path::new(mount.root.clone()).absolute_name(&root).display())
+/// Steps up in trees that one look takes at most: a program may nest directories and mounts as deep
+/// as it likes.
+const STEPS_MAX: usize = 1 << 23;
+
+/// Has `line` write about each mount that the process can reach, with the name of its place.
+fn for_each_mount(process: &Process, mut line: impl FnMut(&Mount, &str)) {
+    let (namespace, root) = {
+        let fs = process.fs();
+        let fs = fs.borrow_mut();
+        (fs.namespace.clone(), fs.root.clone())
+    };
+    let mut steps = STEPS_MAX;
+    for mount in namespace.mounts() {
+        let place = Path::new(mount.clone(), mount.root.clone());
+        match place.name_from(&root, &mut steps) {
+            Some((name, true)) => line(&mount, &escaped(&name)),
+            Some((_, false)) => {}
+            None => break,
+        }
+    }
 }
 
 /// `mounts`.
 pub(super) fn mounts(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = String::new();
-    for mount in kernel().fs.mounts.borrow_mut().iter() {
-        let at = mount_point(mount, process);
-        text += &format!("{} {at} {} {} 0 0\n", mount.source, mount.kind, mount.options);
-    }
+    for_each_mount(process, |mount, at| {
+        let (source, kind) = (escaped(&mount.source), mount.filesystem.kind);
+        text += &format!("{source} {at} {kind} {} 0 0\n", mount.options());
+    });
     Ok(text.into_bytes())
 }
 
 /// `mountstats`.
 pub(super) fn mountstats(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = String::new();
-    for mount in kernel().fs.mounts.borrow_mut().iter() {
-        let at = mount_point(mount, process);
-        text += &format!("device {} mounted on {at} with fstype {}\n", mount.source, mount.kind);
-    }
+    for_each_mount(process, |mount, at| {
+        let (source, kind) = (escaped(&mount.source), mount.filesystem.kind);
+        text += &format!("device {source} mounted on {at} with fstype {kind}\n");
+    });
     Ok(text.into_bytes())
 }
 
 /// `mountinfo`.
 pub(super) fn mountinfo(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = String::new();
-    for mount in kernel().fs.mounts.borrow_mut().iter() {
-        let at = mount_point(mount, process);
-        let device = mount.root.inode.attributes().dev;
-        let minor = (device & 0xff) | ((device >> 12) & !0xff);
-        let (own, of_file_system) = split_options(mount.options);
-        text += &format!(
-            "{} {} 0:{minor} / {at} {own} - {} {} {of_file_system}\n",
-            mount.id, mount.parent_id, mount.kind, mount.source
-        );
-    }
+    for_each_mount(process, |mount, at| text += &mountinfo_line(mount, at));
     Ok(text.into_bytes())
 }
 
-/// Options of the mount itself, and those of the file system.
-fn split_options(options: &str) -> (String, String) {
-    const OF_MOUNT: [&str; 6] = ["rw", "ro", "nosuid", "nodev", "noexec", "relatime"];
-    let (own, other): (Vec<&str>, Vec<&str>) =
-        options.split(',').partition(|option| OF_MOUNT.contains(option));
-    let access = own.first().copied().unwrap_or("rw");
-    (own.join(","), core::iter::once(access).chain(other).collect::<Vec<_>>().join(","))
+/// `show_mountinfo`, fs/proc_namespace.c.
+fn mountinfo_line(mount: &Mount, at: &str) -> String {
+    let device = mount.root.inode.attributes().dev;
+    let minor = (device & 0xff) | ((device >> 12) & !0xff);
+    let parent = mount.place().map_or(mount.id, |place| place.parent.id);
+    let deleted = if mount.root.is_unlinked() { "//deleted" } else { "" };
+    let root = escaped(&mount.root.name_in_filesystem());
+    let flags = mount.flags();
+    let access = |is_read_only| if is_read_only { "ro" } else { "rw" };
+    let own = access(flags.contains(MountFlags::READ_ONLY));
+    let unbindable = if flags.contains(MountFlags::UNBINDABLE) { " unbindable" } else { "" };
+    let filesystem = &mount.filesystem;
+    format!(
+        "{} {parent} 0:{minor} {root}{deleted} {at} {own}{}{unbindable} - {} {} {}{}\n",
+        mount.id,
+        flags.text(),
+        filesystem.kind,
+        escaped(&mount.source),
+        access(filesystem.is_read_only()),
+        filesystem.options(),
+    )
 }

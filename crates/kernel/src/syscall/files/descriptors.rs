@@ -208,7 +208,7 @@ pub fn memfd_create(name: UserString, Flags(flags): Flags) -> Result<i32> {
     dentry.set_unlinked();
     let file = Arc::new(RegularFile::memory(node, seals));
     let flags_of_file = OpenFlags::RDWR | OpenFlags::LARGEFILE;
-    let open = OpenFile::new(file, flags_of_file, Some(Path::new(dentry)));
+    let open = OpenFile::new(file, flags_of_file, Some(Path::anonymous(dentry)));
     let cloexec = flags & MFD_CLOEXEC != 0;
     install(open, if cloexec { OpenFlags::CLOEXEC } else { OpenFlags::empty() })
 }

@@ -9,6 +9,7 @@ pub mod directory;
 pub mod extended;
 pub mod io;
 pub mod locking;
+pub mod mounting;
 pub mod names;
 pub mod pipes;
 pub mod space;
