@@ -134,10 +134,10 @@ pub fn mount(
 /// Where something is to be mounted: on top of what is mounted there (`lock_mount`).
 fn place_at(namespace: &MountNamespace, at: Path) -> Result<Place> {
     let at = at.topmost();
-    if at.dentry().is_unlinked() {
+    let parent = at.mount().ok_or(Errno::EINVAL)?.clone();
+    if at.dentry().is_unlinked() || parent.namespace() == 0 {
         return Err(Errno::ENOENT);
     }
-    let parent = at.mount().ok_or(Errno::EINVAL)?.clone();
     check_in(namespace, &parent)?;
     Ok(Place { parent, point: at.dentry().clone() })
 }
@@ -292,9 +292,14 @@ pub fn unmount(namespace: &MountNamespace, root: &Path, at: Path, how: Unmount) 
     if how.contains(Unmount::EXPIRE) || mount.place().is_none() {
         return Err(Errno::EINVAL);
     }
-    let is_own_root = root.mount().is_some_and(|own| Arc::ptr_eq(own, &mount));
-    if !how.contains(Unmount::DETACH) && (is_own_root || mount.is_busy()) {
-        return Err(Errno::EBUSY);
+    if !how.contains(Unmount::DETACH) {
+        // The root stays, and becomes read-only (`do_umount_root`).
+        if root.mount().is_some_and(|own| Arc::ptr_eq(own, &mount)) {
+            return mount.filesystem.set_access(Access::ReadOnly);
+        }
+        if mount.is_busy() {
+            return Err(Errno::EBUSY);
+        }
     }
     namespace.unmount_tree(&mount);
     Ok(())
