@@ -58,6 +58,21 @@ impl ProcessFiles {
         Ok(())
     }
 
+    /// Gives the process another tree of mounts, and its root directory (setns(2)).
+    pub fn set_mounts(&self, namespace: &Arc<MountNamespace>) {
+        let fs = self.fs();
+        let mut fs = fs.borrow_mut();
+        let entered = FsContext { umask: fs.umask, ..FsContext::new(namespace.clone()) };
+        let old = core::mem::replace(&mut *fs, entered);
+        drop(fs);
+        drop(old);
+    }
+
+    /// Whether other processes have the same directories (clone(2), `CLONE_FS`).
+    pub fn shares_fs(&self) -> bool {
+        Arc::strong_count(&self.fs.borrow_mut()) > 1
+    }
+
     /// Gives the process the tree of mounts of another one, and its working directory (setns(2)).
     pub fn enter_mounts(&self, other: &ProcessFiles) {
         let (namespace, cwd) = {
@@ -102,5 +117,12 @@ impl Resources for ProcessFiles {
     fn release(&self) {
         let table = self.files.borrow_mut().borrow_mut().detach();
         drop(table);
+        // One that nobody has waited for keeps no mount busy (`exit_fs`, fs/fs_struct.c).
+        let nowhere = FsContext::new(crate::state::kernel().fs.namespace.clone());
+        let old =
+            core::mem::replace(&mut *self.fs.borrow_mut(), Arc::new(KernelCell::new(nowhere)));
+        drop(old);
+        let program = self.executable.borrow_mut().take();
+        drop(program);
     }
 }
