@@ -169,8 +169,7 @@ impl FileSystems {
             boot_id: KernelCell::new([0; 16]),
         };
         let flags = MountFlags::NOATIME;
-        let filesystem =
-            Filesystem::new(&registry, "overlay", root.clone(), "", Access::ReadWrite);
+        let filesystem = Filesystem::new(&registry, "overlay", root.clone(), "", Access::ReadWrite);
         files.mount_at(b"", NewMount { filesystem, source: "overlay", flags })?;
         ensure(&root, b"tmp", 0o1777)?;
         for name in [&b"proc"[..], b"sys", b"dev"] {

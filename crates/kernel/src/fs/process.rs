@@ -42,6 +42,11 @@ impl ProcessFiles {
         self.fs.borrow_mut().clone()
     }
 
+    /// Looks at [`ProcessFiles::fs`] for a moment.
+    pub fn with_fs<T>(&self, look: impl FnOnce(&FsContext) -> T) -> T {
+        look(&self.fs.borrow_mut().borrow_mut())
+    }
+
     /// Gives the process directories and a umask of its own, as they are (unshare(2), `CLONE_FS`).
     pub fn unshare_fs(&self) {
         let own = self.fs().borrow_mut().clone();
@@ -62,7 +67,8 @@ impl ProcessFiles {
     pub fn set_mounts(&self, namespace: &Arc<MountNamespace>) {
         let fs = self.fs();
         let mut fs = fs.borrow_mut();
-        let entered = FsContext { umask: fs.umask, ..FsContext::new(namespace.clone()) };
+        let mut entered = FsContext::new(namespace.clone());
+        entered.umask = fs.umask;
         let old = core::mem::replace(&mut *fs, entered);
         drop(fs);
         drop(old);
@@ -75,12 +81,9 @@ impl ProcessFiles {
 
     /// Gives the process the tree of mounts of another one, and its working directory (setns(2)).
     pub fn enter_mounts(&self, other: &ProcessFiles) {
-        let (namespace, cwd) = {
-            let fs = other.fs();
-            let fs = fs.borrow_mut();
-            (fs.namespace.clone(), fs.cwd.clone())
-        };
-        let entered = FsContext { cwd, ..FsContext::new(namespace) };
+        let (namespace, cwd) = other.with_fs(|fs| (fs.namespace.clone(), fs.cwd.clone()));
+        let mut entered = FsContext::new(namespace);
+        entered.cwd = cwd;
         let old = core::mem::replace(&mut *self.fs().borrow_mut(), entered);
         drop(old);
     }

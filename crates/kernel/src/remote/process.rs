@@ -99,7 +99,8 @@ impl Starter {
         let context = Context::current();
         let cwd = program::directory(&context, &strings.workdir)?;
         own.fs().borrow_mut().cwd = cwd.clone();
-        let context = Context { cwd, ..context };
+        let mut context = context;
+        context.cwd = cwd;
         let inherited: Vec<Vec<u8>> = {
             let bytes = first.environment.borrow_mut();
             bytes.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect()
@@ -138,7 +139,7 @@ fn find_user(name: &[u8]) -> Result<user::User, String> {
 fn new_process(first: &Process, credentials: &Credentials, context: Context) -> Arc<Process> {
     let files = ProcessFiles::new(kernel().fs.namespace.clone());
     files.enter_mounts(first);
-    files.fs().borrow_mut().cwd = context.cwd;
+    files.fs().borrow_mut().cwd = context.cwd.clone();
     let pid = kernel().tasks.new_id().process();
     let process = Process::from_outside(pid, credentials.clone(), files);
     process.limits.set(first.limits.get());

@@ -31,7 +31,8 @@ const NOT_SCHEDULED: &str = "kept, inherited and given back, but not scheduled b
 const MOUNTS: &str = "tmpfs, ramfs, proc, sysfs, cgroup2, devpts, devtmpfs; nothing is propagated: no MS_SHARED (EINVAL)";
 
 /// What clone(2) refuses.
-const NO_NAMESPACES: &str = "no new namespaces but those of mounts (EPERM); processes do not share signal handlers";
+const NO_NAMESPACES: &str =
+    "no new namespaces but those of mounts (EPERM); processes do not share signal handlers";
 
 /// A row: number, handler, support. A call has the name of its handler, or that before the
 /// `=`.

@@ -61,11 +61,7 @@ impl Request {
     pub fn without_magic(self) -> Self {
         const MASK: u64 = 0xffff_0000;
         const VALUE: u64 = 0xc0ed_0000;
-        if self.bits() & MASK == VALUE {
-            Self::from_bits_retain(self.bits() & !MASK)
-        } else {
-            self
-        }
+        if self.bits() & MASK == VALUE { Self::from_bits_retain(self.bits() & !MASK) } else { self }
     }
 
     /// The properties of a mount that it asks for (`path_mount`, fs/namespace.c).
@@ -212,12 +208,7 @@ fn reconfigure(namespace: &MountNamespace, at: &Path, request: Request) -> Resul
 }
 
 /// `do_remount`: changes the file system, for all of its mounts, and the properties of this one.
-fn remount(
-    namespace: &MountNamespace,
-    at: &Path,
-    request: Request,
-    options: &[u8],
-) -> Result<()> {
+fn remount(namespace: &MountNamespace, at: &Path, request: Request, options: &[u8]) -> Result<()> {
     let mount = mount_at(namespace, at)?;
     kinds::reconfigure(&mount.filesystem, options, request.access())?;
     mount.flags.set(request.properties(mount.flags()));

@@ -58,11 +58,7 @@ fn terminals(options: &Options, access: Access) -> Result<Arc<Filesystem>> {
 
 /// Changes a file system that is mounted. `EINVAL`: it does not have these options, or holds more
 /// than they allow.
-pub(super) fn reconfigure(
-    filesystem: &Filesystem,
-    options: &[u8],
-    access: Access,
-) -> Result<()> {
+pub(super) fn reconfigure(filesystem: &Filesystem, options: &[u8], access: Access) -> Result<()> {
     let known = match filesystem.kind {
         TMPFS => options::TMPFS,
         RAMFS => options::RAMFS,

@@ -11,9 +11,8 @@ use crate::state::kernel;
 pub(super) const TMPFS_MODE: u32 = 0o1777;
 
 /// Options that each kind knows.
-pub(super) const TMPFS: &[&str] = &[
-    "size", "nr_blocks", "nr_inodes", "mode", "uid", "gid", "huge", "inode32", "inode64",
-];
+pub(super) const TMPFS: &[&str] =
+    &["size", "nr_blocks", "nr_inodes", "mode", "uid", "gid", "huge", "inode32", "inode64"];
 pub(super) const RAMFS: &[&str] = &["mode"];
 pub(super) const DEVPTS: &[&str] = &["newinstance", "ptmxmode", "mode", "gid", "uid", "max"];
 pub(super) const NONE: &[&str] = &[];
@@ -135,7 +134,9 @@ mod tests {
         assert_eq!(options.text(), ",size=1024k,nr_inodes=2048,mode=700,uid=7");
         assert_eq!(parse(b"", TMPFS).unwrap().text(), "");
         assert_eq!(parse(b"mode=1777,uid=0", TMPFS).unwrap().text(), "");
-        for wrong in ["size", "size=x", "size=-1", "mode=9", "uid=4294967295", "else=1", "size=99999999t"] {
+        for wrong in
+            ["size", "size=x", "size=-1", "mode=9", "uid=4294967295", "else=1", "size=99999999t"]
+        {
             assert_eq!(parse(wrong.as_bytes(), TMPFS), Err(Errno::EINVAL), "{wrong}");
         }
     }

@@ -28,9 +28,9 @@ pub use written::Found as WrittenFiles;
 
 use super::inode::{FileType, FilesystemId, Inode, NewInode, NewKind, Statfs};
 use super::lower::{LowerId, LowerLayer};
-use quota::Quota;
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
+use quota::Quota;
 
 /// First inode number of files that do not come from the lower layer: beyond
 /// the inode numbers of any rootfs index.

@@ -21,8 +21,7 @@ impl World {
             source: Some(source.as_bytes()),
             options: options.as_bytes(),
         };
-        let find =
-            |path: &[u8]| walk(&self.context, &self.context.root, path, Follow::Yes);
+        let find = |path: &[u8]| walk(&self.context, &self.context.root, path, Follow::Yes);
         change::mount(self.namespace(), self.walk(at)?, &arguments, find)
     }
 

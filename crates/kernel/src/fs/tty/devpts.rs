@@ -46,15 +46,19 @@ pub fn attributes(ino: u64, number: u32, access: Access) -> Attributes {
     }
 }
 
-/// The place of a slave in the tree.
-pub fn path_of(pty: &Arc<Pty>) -> Result<Path> {
+/// The place of a slave in the tree of the running process; without a devpts in that, outside of all.
+pub fn path_of(pty: &Arc<Pty>) -> Path {
     let namespace = crate::task::current_process().fs().borrow_mut().namespace.clone();
     let shows = |mount: &Arc<Mount>| mount.root.inode.filesystem() == FILESYSTEM;
-    let mount = namespace.mounts().into_iter().find(shows).ok_or(Errno::ENXIO)?;
-    let root = mount.root.clone();
     let name = alloc::format!("{}", pty.number);
     let inode = Arc::new(SlaveInode { pty: pty.clone() });
-    Ok(Path::new(mount, Dentry::detached(inode, name.as_bytes(), &root)))
+    match namespace.mounts().into_iter().find(shows) {
+        Some(mount) => {
+            let root = mount.root.clone();
+            Path::new(mount, Dentry::detached(inode, name.as_bytes(), &root))
+        }
+        None => Path::anonymous(Dentry::anonymous(inode, name.as_bytes())),
+    }
 }
 
 struct Slaves {

@@ -1,5 +1,6 @@
 //! Opening, closing and duplicating descriptors.
 
+use alloc::borrow::Cow;
 use alloc::sync::Arc;
 
 use super::{descriptor_limit, start};
@@ -50,7 +51,12 @@ fn finish_open(dirfd: Fd, path: UserString, how: How) -> Result<i32> {
     Ok(descriptor.install(open, OnExec::of(how.flags)))
 }
 
-fn start_for(context: &Context, dirfd: Fd, path: &[u8], resolve: Resolve) -> Result<Path> {
+fn start_for<'c>(
+    context: &'c Context,
+    dirfd: Fd,
+    path: &[u8],
+    resolve: Resolve,
+) -> Result<Cow<'c, Path>> {
     // With RESOLVE_IN_ROOT an absolute path starts at the descriptor, too.
     if resolve.intersects(Resolve::IN_ROOT | Resolve::BENEATH) {
         context.start(dirfd)

@@ -20,6 +20,8 @@ pub mod watching;
 
 use bitflags::bitflags;
 
+use alloc::borrow::Cow;
+
 use crate::args::{Fd, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::Context;
@@ -69,12 +71,16 @@ pub(super) fn resolve(
     follow: Follow,
 ) -> Result<Path> {
     let path = path.read_path()?;
-    walk(context, &start(context, dirfd, &path)?, &path, follow)
+    walk(context, &*start(context, dirfd, &path)?, &path, follow)
 }
 
 /// Where `path` starts. An absolute one needs no valid descriptor.
-pub(super) fn start(context: &Context, dirfd: Fd, path: &[u8]) -> Result<Path> {
-    if path.first() == Some(&b'/') { Ok(context.root.clone()) } else { context.start(dirfd) }
+pub(super) fn start<'c>(context: &'c Context, dirfd: Fd, path: &[u8]) -> Result<Cow<'c, Path>> {
+    if path.first() == Some(&b'/') {
+        Ok(Cow::Borrowed(&context.root))
+    } else {
+        context.start(dirfd)
+    }
 }
 
 /// As [`resolve`], but an empty path with `AT_EMPTY_PATH` means the descriptor itself.
@@ -88,7 +94,7 @@ pub(super) fn resolve_at(
     if path.is_empty() && flags.contains(AtFlags::EMPTY_PATH) {
         return place_of(context, dirfd);
     }
-    walk(context, &start(context, dirfd, &path)?, &path, flags.follow())
+    walk(context, &*start(context, dirfd, &path)?, &path, flags.follow())
 }
 
 /// The place that a descriptor stands for, `AT_FDCWD` included.

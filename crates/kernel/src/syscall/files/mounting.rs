@@ -78,7 +78,7 @@ pub fn mount(
     check_may_mount(&context)?;
     let (kind, source) = (kind.as_deref(), source.as_deref());
     let arguments = Arguments { request, kind, source, options: &options };
-    let find = |path: &[u8]| walk(&context, &start(&context, AT_FDCWD, path)?, path, Follow::Yes);
+    let find = |path: &[u8]| walk(&context, &*start(&context, AT_FDCWD, path)?, path, Follow::Yes);
     change::mount(&own_namespace(), at, &arguments, find)
 }
 

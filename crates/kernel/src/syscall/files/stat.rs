@@ -54,15 +54,25 @@ pub fn newfstatat(
     to.write(&stat)
 }
 
-/// What is known of a file: its attributes, and where it lies if it has a place.
+/// What is known of a file.
 struct Found {
     attributes: Attributes,
-    path: Option<Path>,
+    /// The number of its mount, if it has a place in a tree.
+    mount: Option<u64>,
+    is_mount_root: bool,
 }
 
 impl Found {
-    fn at(path: Path) -> Self {
-        Self { attributes: path.inode().attributes(), path: Some(path) }
+    fn at(path: &Path) -> Self {
+        Self {
+            attributes: path.inode().attributes(),
+            mount: path.mount().map(|mount| mount.id),
+            is_mount_root: path.is_mount_root(),
+        }
+    }
+
+    fn without_place(stat: &Stat) -> Self {
+        Self { attributes: Attributes::from_stat(stat), mount: None, is_mount_root: false }
     }
 }
 
@@ -72,15 +82,15 @@ fn find_at(dirfd: Fd, path: UserString, flags: AtFlags) -> Result<Found> {
     if empty && dirfd != AT_FDCWD {
         let open = dirfd.file()?;
         return match &open.path {
-            Some(path) => Ok(Found::at(path.clone())),
-            None => Ok(Found { attributes: Attributes::from_stat(&open.file.stat()?), path: None }),
+            Some(path) => Ok(Found::at(path)),
+            None => Ok(Found::without_place(&open.file.stat()?)),
         };
     }
     let context = Context::current();
     if empty {
-        return Ok(Found::at(context.cwd));
+        return Ok(Found::at(&context.cwd));
     }
-    Ok(Found::at(resolve_at(&context, dirfd, path, flags)?))
+    Ok(Found::at(&resolve_at(&context, dirfd, path, flags)?))
 }
 
 /// `struct statx_timestamp`.
@@ -154,13 +164,11 @@ pub fn statx(
     if mask & STATX_RESERVED != 0 || flags.contains(AtFlags::STATX_SYNC) {
         return Err(Errno::EINVAL);
     }
-    let Found { attributes: found, path } = find_at(dirfd, path, flags)?;
-    let mount = path.as_ref().and_then(Path::mount);
-    let is_root = path.as_ref().is_some_and(Path::is_mount_root);
+    let Found { attributes: found, mount, is_mount_root } = find_at(dirfd, path, flags)?;
     let statx = Statx {
         mask: STATX_BASIC_STATS | STATX_BTIME | mount.map_or(0, |_| STATX_MNT_ID),
         blksize: 4096,
-        attributes: if is_root { STATX_ATTR_MOUNT_ROOT } else { 0 },
+        attributes: if is_mount_root { STATX_ATTR_MOUNT_ROOT } else { 0 },
         nlink: found.nlink,
         uid: found.uid,
         gid: found.gid,
@@ -178,7 +186,7 @@ pub fn statx(
         rdev_minor: minor(found.rdev),
         dev_major: major(found.dev),
         dev_minor: minor(found.dev),
-        mount_id: mount.map_or(0, |mount| mount.id),
+        mount_id: mount.unwrap_or(0),
         rest: [0; 13],
     };
     to.write(&statx)
@@ -250,7 +258,7 @@ fn read_link_at(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> 
         }
         link
     } else {
-        walk(&context, &start(&context, dirfd, &path)?, &path, Follow::No)?
+        walk(&context, &*start(&context, dirfd, &path)?, &path, Follow::No)?
     };
     let target = match link.inode().read_link()? {
         Link::Text(target) => target,

@@ -234,9 +234,9 @@ fn check_executable(start: u64, len: u64, prot: u32) -> Result<()> {
         let holder = vma.file.as_ref().and_then(|file| file.holder.as_ref());
         vma.prot & PROT_EXEC == 0 && holder.is_some_and(|mount| mount.forbids_execution())
     };
-    let found = current_process().mm().sum(&|vma| {
-        u64::from(vma.start < end && vma.end > start && forbids(vma))
-    });
+    let found = current_process()
+        .mm()
+        .sum(&|vma| u64::from(vma.start < end && vma.end > start && forbids(vma)));
     if found == 0 { Ok(()) } else { Err(Errno::EACCES) }
 }
 

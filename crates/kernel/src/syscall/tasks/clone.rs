@@ -7,9 +7,9 @@ use crate::ipc::pidfd::{NewPidFd, process_of};
 use crate::ipc::sysv;
 use crate::platform::user::UserAddress;
 use crate::task::clone::{CloneFlags, NewTask, Request};
-use crate::task::{Capabilities, current_process};
 use crate::task::ids::Tid;
 use crate::task::signal::{SIGNAL_COUNT, Signal};
+use crate::task::{Capabilities, current_process};
 
 /// fork(2).
 pub fn fork() -> Result<Tid> {
