@@ -218,14 +218,11 @@ pub fn rename(
     if Dentry::is_below(to.directory.dentry(), moved) {
         return Err(Errno::EINVAL);
     }
-    if let Some(target) = &to.dentry {
-        if Dentry::is_below(from.directory.dentry(), target) {
-            return Err(if kind == RenameKind::Exchange {
-                Errno::EINVAL
-            } else {
-                Errno::ENOTEMPTY
-            });
-        }
+    if let Some(target) = &to.dentry
+        && Dentry::is_below(from.directory.dentry(), target)
+    {
+        let is_exchange = kind == RenameKind::Exchange;
+        return Err(if is_exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
     }
     if to.directory.dentry().is_unlinked() {
         return Err(Errno::ENOENT);

@@ -80,7 +80,7 @@ impl Request {
             flags -= MountFlags::NOATIME;
         }
         if self.contains(Self::REMOUNT) && !self.intersects(Self::ATIME) {
-            flags = flags - MountFlags::ATIME | old & MountFlags::ATIME;
+            flags = (flags - MountFlags::ATIME) | (old & MountFlags::ATIME);
         }
         flags | old & MountFlags::UNBINDABLE
     }
