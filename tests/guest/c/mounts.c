@@ -119,6 +119,11 @@ static void numbers(void)
     show_place("m");
     show_dir("m");
     MUST(rmdir("m"));
+    MUST(mkdir("m \303\274\\", 0755));
+    MUST(mount("a\tb", "m \303\274\\", "tmpfs", 0, NULL));
+    show_mounts("a name of any bytes");
+    MUST(umount("m \303\274\\"));
+    MUST(rmdir("m \303\274\\"));
 }
 
 static void refusals(void)

@@ -267,22 +267,34 @@ impl Dentry {
 
     /// Whether `dentry` is `ancestor` or lies below it in the same file system.
     pub fn is_below(dentry: &Arc<Dentry>, ancestor: &Arc<Dentry>) -> bool {
-        let mut at = dentry.clone();
-        while !Arc::ptr_eq(&at, ancestor) {
-            match at.parent() {
-                Some(parent) => at = parent,
-                None => return false,
-            }
-        }
-        true
+        let mut steps = usize::MAX;
+        Self::is_below_within(dentry, ancestor, &mut steps) == Some(true)
     }
 
-    /// The name from the root of the file system.
-    pub fn name_in_filesystem(self: &Arc<Self>) -> Vec<u8> {
+    /// The same, where a step up takes one of `steps`; `None` if these do not suffice.
+    pub fn is_below_within(
+        dentry: &Arc<Dentry>,
+        ancestor: &Arc<Dentry>,
+        steps: &mut usize,
+    ) -> Option<bool> {
+        let mut at = dentry.clone();
+        while !Arc::ptr_eq(&at, ancestor) {
+            *steps = steps.checked_sub(1)?;
+            let Some(parent) = at.parent() else { return Some(false) };
+            at = parent;
+        }
+        Some(true)
+    }
+
+    /// The name from the root of the file system. A step up takes one of `steps`, and each byte of
+    /// the name does; `None` if these do not suffice.
+    pub fn name_in_filesystem(self: &Arc<Self>, steps: &mut usize) -> Option<Vec<u8>> {
         let mut names = Vec::new();
         let mut at = self.clone();
         while let Some(parent) = at.parent() {
-            names.push(at.name());
+            let name = at.name();
+            *steps = steps.checked_sub(1 + name.len())?;
+            names.push(name);
             at = parent;
         }
         let mut path: Vec<u8> = Vec::new();
@@ -290,7 +302,7 @@ impl Dentry {
             path.push(b'/');
             path.extend_from_slice(name);
         }
-        if path.is_empty() { b"/".to_vec() } else { path }
+        Some(if path.is_empty() { b"/".to_vec() } else { path })
     }
 
     /// Forgets all that is known below the root of a file system that is gone. Without recursion:

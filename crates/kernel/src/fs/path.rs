@@ -190,7 +190,7 @@ impl Path {
     }
 
     /// The name from `root`, or from the top if that is not above, and whether it is. A step up takes
-    /// one of `steps`; `None` if these do not suffice.
+    /// one of `steps`, and each byte of the name does; `None` if these do not suffice.
     pub fn name_from(&self, root: &Path, steps: &mut usize) -> Option<(Vec<u8>, bool)> {
         let mut names: Vec<Arc<[u8]>> = Vec::new();
         let mut at = self.clone();
@@ -208,7 +208,9 @@ impl Path {
             }
             let parent = at.dentry.parent().filter(|_| !at.is_mount_root());
             if parent.is_some() || anonymous {
-                names.push(at.dentry.name());
+                let name = at.dentry.name();
+                *steps = steps.checked_sub(name.len())?;
+                names.push(name);
             }
             let Some(parent) = parent else {
                 is_reachable = false;

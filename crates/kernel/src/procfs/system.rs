@@ -2,6 +2,7 @@
 
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::status::ticks;
@@ -187,85 +188,89 @@ pub(super) fn vmstat() -> Result<Vec<u8>> {
 }
 
 /// A name in a table whose columns are separated by spaces (getmntent(3)).
-fn escaped(name: &[u8]) -> String {
-    let mut text = String::new();
+fn escaped(name: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(name.len());
     for &byte in name {
         match byte {
-            b' ' | b'\t' | b'\n' | b'\\' => text += &format!("\\{byte:03o}"),
-            byte => text.push(byte as char),
+            b' ' | b'\t' | b'\n' | b'\\' => text.extend(format!("\\{byte:03o}").into_bytes()),
+            byte => text.push(byte),
         }
     }
     text
 }
 
-/// Steps up in trees that one look takes at most: a program may nest directories and mounts as deep
-/// as it likes.
-const STEPS_MAX: usize = 1 << 23;
+/// Steps up in trees, and bytes of names, that one look takes at most: a program may nest directories
+/// and mounts as deep as it likes.
+const STEPS_MAX: usize = 1 << 22;
 
-/// Has `line` write about each mount that the process can reach, with the name of its place.
-fn for_each_mount(process: &Process, mut line: impl FnMut(&Mount, &str)) {
-    let (namespace, root) = {
-        let fs = process.fs();
-        let fs = fs.borrow_mut();
-        (fs.namespace.clone(), fs.root.clone())
-    };
+/// A line about each mount that the process can reach, made of the name of its place. What `STEPS_MAX`
+/// does not suffice for is left out.
+fn lines(
+    process: &Process,
+    line: impl Fn(&Mount, &[u8], &mut usize) -> Option<Vec<u8>>,
+) -> Result<Vec<u8>> {
+    let (namespace, root) = process.with_fs(|fs| (fs.namespace.clone(), fs.root.clone()));
     let mut steps = STEPS_MAX;
-    for mount in namespace.mounts() {
+    let mut of_mount = |mount: &Arc<Mount>| -> Option<Vec<u8>> {
         let place = Path::new(mount.clone(), mount.root.clone());
-        match place.name_from(&root, &mut steps) {
-            Some((name, true)) => line(&mount, &escaped(&name)),
-            Some((_, false)) => {}
-            None => break,
-        }
+        let (name, is_reachable) = place.name_from(&root, &mut steps)?;
+        steps = steps.checked_sub(mount.source.len())?;
+        if is_reachable { line(mount, &escaped(&name), &mut steps) } else { Some(Vec::new()) }
+    };
+    let mut text = Vec::new();
+    for mount in namespace.mounts() {
+        let Some(line) = of_mount(&mount) else { break };
+        text.extend_from_slice(&line);
     }
+    Ok(text)
 }
 
 /// `mounts`.
 pub(super) fn mounts(_: &Thread, process: &Process) -> Result<Vec<u8>> {
-    let mut text = String::new();
-    for_each_mount(process, |mount, at| {
-        let (source, kind) = (escaped(&mount.source), mount.filesystem.kind);
-        text += &format!("{source} {at} {kind} {} 0 0\n", mount.options());
-    });
-    Ok(text.into_bytes())
+    lines(process, |mount, at, _| {
+        let rest = format!(" {} {} 0 0\n", mount.filesystem.kind, mount.options());
+        Some([&escaped(&mount.source), &b" "[..], at, rest.as_bytes()].concat())
+    })
 }
 
 /// `mountstats`.
 pub(super) fn mountstats(_: &Thread, process: &Process) -> Result<Vec<u8>> {
-    let mut text = String::new();
-    for_each_mount(process, |mount, at| {
-        let (source, kind) = (escaped(&mount.source), mount.filesystem.kind);
-        text += &format!("device {source} mounted on {at} with fstype {kind}\n");
-    });
-    Ok(text.into_bytes())
+    lines(process, |mount, at, _| {
+        let rest = format!(" with fstype {}\n", mount.filesystem.kind);
+        let source = escaped(&mount.source);
+        Some([&b"device "[..], &source, b" mounted on ", at, rest.as_bytes()].concat())
+    })
 }
 
 /// `mountinfo`.
 pub(super) fn mountinfo(_: &Thread, process: &Process) -> Result<Vec<u8>> {
-    let mut text = String::new();
-    for_each_mount(process, |mount, at| text += &mountinfo_line(mount, at));
-    Ok(text.into_bytes())
+    lines(process, mountinfo_line)
 }
 
 /// `show_mountinfo`, fs/proc_namespace.c.
-fn mountinfo_line(mount: &Mount, at: &str) -> String {
+fn mountinfo_line(mount: &Mount, at: &[u8], steps: &mut usize) -> Option<Vec<u8>> {
     let device = mount.root.inode.attributes().dev;
     let minor = (device & 0xff) | ((device >> 12) & !0xff);
     let parent = mount.place().map_or(mount.id, |place| place.parent.id);
     let deleted = if mount.root.is_unlinked() { "//deleted" } else { "" };
-    let root = escaped(&mount.root.name_in_filesystem());
+    let root = escaped(&mount.root.name_in_filesystem(steps)?);
     let flags = mount.flags();
     let access = |is_read_only| if is_read_only { "ro" } else { "rw" };
     let own = access(flags.contains(MountFlags::READ_ONLY));
     let unbindable = if flags.contains(MountFlags::UNBINDABLE) { " unbindable" } else { "" };
     let filesystem = &mount.filesystem;
-    format!(
-        "{} {parent} 0:{minor} {root}{deleted} {at} {own}{}{unbindable} - {} {} {}{}\n",
-        mount.id,
-        flags.text(),
-        filesystem.kind,
-        escaped(&mount.source),
-        access(filesystem.is_read_only()),
-        filesystem.options(),
-    )
+    let numbers = format!("{} {parent} 0:{minor} ", mount.id);
+    let of_mount = format!(" {own}{}{unbindable} - {} ", flags.text(), filesystem.kind);
+    let of_files = format!(" {}{}\n", access(filesystem.is_read_only()), filesystem.options());
+    let parts = [
+        numbers.as_bytes(),
+        &root,
+        deleted.as_bytes(),
+        b" ",
+        at,
+        of_mount.as_bytes(),
+        &escaped(&mount.source),
+        of_files.as_bytes(),
+    ];
+    Some(parts.concat())
 }

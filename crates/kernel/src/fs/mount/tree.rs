@@ -6,10 +6,14 @@ use alloc::vec::Vec;
 
 use super::filesystem::{Filesystem, Registry};
 use super::{Mount, MountFlags, Place};
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::fs::dentry::Dentry;
 use crate::fs::path::Path;
 use crate::sync::KernelCell;
+
+/// Steps up in a file system that copying a tree takes at most: a program may nest directories as deep
+/// as it likes.
+const STEPS_MAX: usize = 1 << 22;
 
 /// A tree of mounts. It ends with the last process, or descriptor, that has it.
 ///
@@ -41,17 +45,21 @@ impl Copies {
         Ok(Self(alloc::vec![(mount.clone(), mount.copy(root)?)]))
     }
 
-    /// Copies a mount, shown from `root` on, and all below that. `ENOSPC` if these are too many.
+    /// Copies a mount, shown from `root` on, and all below that. `ENOSPC` if these are too many, or
+    /// their places too deep to be looked at.
     pub(super) fn of_tree(mount: &Arc<Mount>, root: &Arc<Dentry>, what: Copied) -> Result<Self> {
         let is_taken = |child: &Arc<Mount>| {
             what == Copied::All || !child.flags().contains(MountFlags::UNBINDABLE)
         };
+        let mut steps = STEPS_MAX;
         let mut taken: Vec<(Arc<Mount>, usize)> = alloc::vec![(mount.clone(), 0)];
         let mut next = 0;
         while let Some((parent, _)) = taken.get(next).cloned() {
             for child in parent.children() {
+                let Some(place) = child.place() else { continue };
                 let shows = next > 0
-                    || child.place().is_some_and(|place| Dentry::is_below(&place.point, root));
+                    || Dentry::is_below_within(&place.point, root, &mut steps)
+                        .ok_or(Errno::ENOSPC)?;
                 if shows && is_taken(&child) {
                     taken.push((child, next));
                 }
