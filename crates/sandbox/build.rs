@@ -9,7 +9,7 @@ use std::process::Command;
 /// Up to which cost LLVM inlines functions of the kernel that have no hint. Its own choice at this level of
 /// optimization is 250, with which the kernel is larger than the huge page that it is to fit in
 /// (docs/decisions/0009).
-const INLINED_COST: u32 = 100;
+const INLINED_COST: u32 = 150;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

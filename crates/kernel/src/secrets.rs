@@ -13,10 +13,8 @@ use thaw_abi::control::{SECRETS_DIRECTORY, SECRETS_MAX, Secret};
 
 use crate::errno::{Errno, Result};
 use crate::fs::SECRETS_FS;
-use crate::fs::dentry::Dentry;
 use crate::fs::file::{File, OpenFlags, Stat};
 use crate::fs::inode::{Attributes, FileType, FilesystemId, Inode, Statfs};
-use crate::fs::mount::NewMount;
 use crate::fs::pseudo::{Directory, Names, Place};
 use crate::io::Sink;
 use crate::platform::boot_area::SECRETS;
@@ -32,10 +30,8 @@ const _: () = assert!(SECRETS_MAX.is_multiple_of(8));
 /// Mounts the directory.
 pub fn mount() -> Result<()> {
     let place = Place { filesystem: SECRETS_FS, magic: MAGIC, ino: 1, owner: (0, 0) };
-    let root = Dentry::root(Directory::new(place, All));
-    let options = "ro,nosuid,nodev,noexec,relatime";
-    let new = NewMount { kind: "ramfs", source: "secrets", options, root };
-    kernel().fs.mount_at(SECRETS_DIRECTORY.as_bytes(), new)
+    let at = SECRETS_DIRECTORY.as_bytes();
+    kernel().fs.mount_view(at, ("ramfs", "secrets"), Directory::new(place, All))
 }
 
 /// Takes the secrets of this boot, as the host says them. `EINVAL` if there are too many.

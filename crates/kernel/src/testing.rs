@@ -112,7 +112,7 @@ pub fn is_mapped(address: u64) -> bool {
 
 fn first_thread(credentials: Credentials) -> Arc<Thread> {
     let process =
-        Arc::new(Process::first(credentials, ProcessFiles::new(kernel().fs.root.clone())));
+        Arc::new(Process::first(credentials, ProcessFiles::new(kernel().fs.namespace.clone())));
     host_process::begin(process.mm());
     kernel().tasks.processes.borrow_mut().insert(FIRST_PID, process.clone());
     let thread = Thread::new(FIRST_PID.main_thread(), process.clone(), TrapFrame::zeroed());

@@ -279,6 +279,7 @@
     CALL(305, clock_adjtime, "ix") \
     CALL(306, syncfs, "f") \
     CALL(307, sendmmsg, "fxix") \
+    CALL(308, setns, "fx") \
     CALL(309, getcpu, "xxx") \
     CALL(310, process_vm_readv, "ixixix") \
     CALL(311, process_vm_writev, "ixixix") \

@@ -157,9 +157,9 @@ pub(super) fn parse_strings<'a>(tail: &'a [u8], command: &Start) -> Option<(Stri
 }
 
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
-    let root = kernel().fs.root.clone();
+    let namespace = kernel().fs.namespace.clone();
     let credentials = Credentials::of_user(command.uid, command.gid);
-    let process = Arc::new(Process::first(credentials, ProcessFiles::new(root)));
+    let process = Arc::new(Process::first(credentials, ProcessFiles::new(namespace)));
     host_process::begin(process.mm());
     kernel().tasks.processes.borrow_mut().insert(FIRST_PID, process.clone());
     let main = FIRST_PID.main_thread();

@@ -166,6 +166,7 @@ impl Object {
             device: stat.dev,
             inode: stat.ino,
             writable: false,
+            holder: file.holder(),
         });
         for segment in self
             .segments

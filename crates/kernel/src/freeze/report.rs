@@ -434,6 +434,7 @@ mod tests {
             device: 0,
             inode: 0,
             writable: false,
+            holder: None,
         };
         let request = MapRequest {
             placement: Placement::FixedNoReplace(HERE),

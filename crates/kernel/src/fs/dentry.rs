@@ -4,10 +4,9 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::inode::Inode;
-use super::mount::Mount;
 use crate::errno::Result;
 use crate::sync::KernelCell;
 
@@ -24,7 +23,8 @@ pub struct Dentry {
     name: KernelCell<Arc<[u8]>>,
     parent: KernelCell<Option<Arc<Dentry>>>,
     children: KernelCell<Children>,
-    mount: KernelCell<MountLink>,
+    /// Mounts that hide it.
+    mounts: AtomicU32,
     unlinked: AtomicBool,
     /// Whether a later walk can come to this dentry again, so that what it caches
     /// is of use. Without that, it and its children would only hold each other.
@@ -35,16 +35,6 @@ pub struct Dentry {
 struct Children {
     by_name: BTreeMap<Box<[u8]>, Option<Arc<Dentry>>>,
     negative: usize,
-}
-
-/// How a dentry takes part in a mount.
-#[derive(Clone)]
-enum MountLink {
-    None,
-    /// Another file system's root hides this directory.
-    Covered(Arc<Mount>),
-    /// The root of a mounted file system.
-    Root(Arc<Mount>),
 }
 
 impl Dentry {
@@ -74,7 +64,7 @@ impl Dentry {
             name: KernelCell::new(name.into()),
             parent: KernelCell::new(parent),
             children: KernelCell::default(),
-            mount: KernelCell::new(MountLink::None),
+            mounts: AtomicU32::new(0),
             unlinked: AtomicBool::new(false),
             can_be_found,
         })
@@ -108,8 +98,11 @@ impl Dentry {
     /// Finds a child, asking the file system only if the answer is not cached.
     pub fn child(self: &Arc<Self>, name: &[u8]) -> Result<Option<Arc<Dentry>>> {
         if !self.caches_lookups() {
-            let inode = self.inode.lookup(name)?;
-            return Ok(inode.map(|inode| Self::detached(inode, name, self)));
+            let Some(inode) = self.inode.lookup(name)? else { return Ok(None) };
+            let pinned = self.pinned(name).filter(|pinned| {
+                pinned.inode.file_type() == inode.file_type() && !pinned.is_unlinked()
+            });
+            return Ok(Some(pinned.unwrap_or_else(|| Self::detached(inode, name, self))));
         }
         if let Some(cached) = self.children.borrow_mut().by_name.get(name) {
             return Ok(cached.clone());
@@ -234,33 +227,92 @@ impl Dentry {
         }
     }
 
-    /// The mount whose root hides this directory.
-    pub fn covered_by(&self) -> Option<Arc<Mount>> {
-        match &*self.mount.borrow_mut() {
-            MountLink::Covered(mount) => Some(mount.clone()),
-            _ => None,
-        }
-    }
-
-    /// The mount whose root this is.
-    pub fn root_of(&self) -> Option<Arc<Mount>> {
-        match &*self.mount.borrow_mut() {
-            MountLink::Root(mount) => Some(mount.clone()),
-            _ => None,
-        }
-    }
-
-    /// Whether a file system is mounted here.
+    /// Whether something is mounted here, in any tree.
     pub fn is_mount_point(&self) -> bool {
-        !matches!(*self.mount.borrow_mut(), MountLink::None)
+        self.mounts.load(Ordering::Relaxed) > 0
     }
 
-    pub(super) fn set_covered(&self, mount: Arc<Mount>) {
-        *self.mount.borrow_mut() = MountLink::Covered(mount);
+    /// Something is mounted here: from now on, walks have to come to this dentry and no other.
+    pub fn note_mounted(self: &Arc<Self>) {
+        self.mounts.fetch_add(1, Ordering::Relaxed);
+        let mut at = self.clone();
+        while let Some(parent) = at.parent().filter(|parent| !parent.caches_lookups()) {
+            if !at.is_unlinked() && parent.pinned(&at.name()).is_none() {
+                parent.insert(&at.name(), at);
+            }
+            at = parent;
+        }
     }
 
-    pub(super) fn set_root_of(&self, mount: Arc<Mount>) {
-        *self.mount.borrow_mut() = MountLink::Root(mount);
+    /// Something is mounted here no more.
+    pub fn note_unmounted(self: &Arc<Self>) {
+        self.mounts.fetch_sub(1, Ordering::Relaxed);
+        let mut at = self.clone();
+        while let Some(parent) = at.parent().filter(|parent| !parent.caches_lookups()) {
+            if at.is_mount_point() || !at.children.borrow_mut().by_name.is_empty() {
+                break;
+            }
+            let name = at.name();
+            if parent.pinned(&name).is_some_and(|pinned| Arc::ptr_eq(&pinned, &at)) {
+                drop(parent.take(&name));
+            }
+            at = parent;
+        }
+    }
+
+    /// The child that is kept because something is mounted on it or below it.
+    fn pinned(&self, name: &[u8]) -> Option<Arc<Dentry>> {
+        self.children.borrow_mut().by_name.get(name).cloned().flatten()
+    }
+
+    /// Whether `dentry` is `ancestor` or lies below it in the same file system.
+    pub fn is_below(dentry: &Arc<Dentry>, ancestor: &Arc<Dentry>) -> bool {
+        let mut steps = usize::MAX;
+        Self::is_below_within(dentry, ancestor, &mut steps) == Some(true)
+    }
+
+    /// The same, where a step up takes one of `steps`; `None` if these do not suffice.
+    pub fn is_below_within(
+        dentry: &Arc<Dentry>,
+        ancestor: &Arc<Dentry>,
+        steps: &mut usize,
+    ) -> Option<bool> {
+        let mut at = dentry.clone();
+        while !Arc::ptr_eq(&at, ancestor) {
+            *steps = steps.checked_sub(1)?;
+            let Some(parent) = at.parent() else { return Some(false) };
+            at = parent;
+        }
+        Some(true)
+    }
+
+    /// The name from the root of the file system. A step up takes one of `steps`, and each byte of
+    /// the name does; `None` if these do not suffice.
+    pub fn name_in_filesystem(self: &Arc<Self>, steps: &mut usize) -> Option<Vec<u8>> {
+        let mut names = Vec::new();
+        let mut at = self.clone();
+        while let Some(parent) = at.parent() {
+            let name = at.name();
+            *steps = steps.checked_sub(1 + name.len())?;
+            names.push(name);
+            at = parent;
+        }
+        let mut path: Vec<u8> = Vec::new();
+        for name in names.iter().rev() {
+            path.push(b'/');
+            path.extend_from_slice(name);
+        }
+        Some(if path.is_empty() { b"/".to_vec() } else { path })
+    }
+
+    /// Forgets all that is known below the root of a file system that is gone. Without recursion:
+    /// a program may nest directories as deep as it likes.
+    pub fn dismantle(root: &Arc<Dentry>) {
+        let mut waiting = alloc::vec![root.clone()];
+        while let Some(dentry) = waiting.pop() {
+            let children = core::mem::take(&mut *dentry.children.borrow_mut());
+            waiting.extend(children.by_name.into_values().flatten());
+        }
     }
 }
 

@@ -8,11 +8,12 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use bitflags::bitflags;
 
+use super::inode::FileType;
 use super::inotify::Mask;
 use super::notify;
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
-use crate::mm::backing::MmapSource;
+use crate::mm::backing::{Holder, MmapSource};
 use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
@@ -261,6 +262,8 @@ pub struct OpenFile {
     position: KernelCell<u64>,
     /// Advisory locks may belong to this description, to be given up with it.
     has_locks: AtomicBool,
+    /// Whether it counts among those that may write to its mount.
+    is_writer: bool,
     /// `O_ASYNC`.
     pub(super) async_io: super::async_io::AsyncIo,
 }
@@ -272,12 +275,17 @@ impl OpenFile {
         flags: OpenFlags,
         path: Option<super::path::Path>,
     ) -> Arc<Self> {
+        let is_writer = flags.can_write() && mount_written_to(path.as_ref()).is_some();
+        if let Some(mount) = mount_written_to(path.as_ref()).filter(|_| is_writer) {
+            mount.add_writer();
+        }
         Arc::new(Self {
             file,
             path,
             flags: AtomicU32::new(flags.bits()),
             position: KernelCell::new(0),
             has_locks: AtomicBool::new(false),
+            is_writer,
             async_io: Default::default(),
         })
     }
@@ -313,9 +321,15 @@ impl OpenFile {
     /// What `/proc/self/maps` and `/proc/self/fd/N` call the file.
     pub fn display_path(&self) -> Vec<u8> {
         match &self.path {
-            Some(path) => path.absolute_name(&crate::state::kernel().fs.root).display(),
+            Some(path) => path.absolute_name(&super::context::own_root()).display(),
             None => self.file.description().into_bytes(),
         }
+    }
+
+    /// What a mapping of the file holds on to.
+    pub fn holder(&self) -> Option<Arc<dyn Holder>> {
+        let mount = self.path.as_ref()?.mount()?.clone();
+        Some(mount)
     }
 
     /// The file as one particular kind.
@@ -498,8 +512,17 @@ impl OpenFile {
     }
 }
 
+/// The mount that writing to a file changes: devices, FIFOs and sockets change none.
+fn mount_written_to(path: Option<&super::path::Path>) -> Option<&Arc<super::mount::Mount>> {
+    let path = path.filter(|path| path.inode().file_type() == FileType::Regular);
+    path.and_then(super::path::Path::mount)
+}
+
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        if let Some(mount) = mount_written_to(self.path.as_ref()).filter(|_| self.is_writer) {
+            mount.remove_writer();
+        }
         self.end_async();
         notify::closed(self);
         if self.has_locks.load(Ordering::Relaxed) {

@@ -44,6 +44,7 @@ pub mod xattr;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -53,7 +54,8 @@ pub use lower::LowerLayer;
 use dentry::Dentry;
 use inode::{Attributes, FileType, FilesystemId, Inode, NewInode, NewKind};
 use locks::LockTable;
-use mount::{MountTable, NewMount};
+use mount::filesystem::Access;
+use mount::{Filesystem, Mount, MountFlags, MountNamespace, Place, Registry};
 use overlay::{Node, Overlay};
 use path::Path;
 
@@ -75,7 +77,19 @@ const MEMORY_FS: FilesystemId = FilesystemId(6);
 /// The number of `/sys/fs/cgroup`.
 pub const CGROUP_FS: FilesystemId = FilesystemId(7);
 
-const DEVPTS_OPTIONS: &str = "rw,nosuid,noexec,relatime,gid=5,mode=620,ptmxmode=666";
+/// What each tree of mounts begins with.
+const TOP_FS: FilesystemId = FilesystemId(9);
+/// Devices that programs mount.
+const DEVTMPFS: FilesystemId = FilesystemId(10);
+
+const DEVPTS_OPTIONS: &str = ",gid=5,mode=620,ptmxmode=000";
+
+const NOSUID: MountFlags = MountFlags::NOSUID;
+const NODEV: MountFlags = MountFlags::NODEV;
+const NOEXEC: MountFlags = MountFlags::NOEXEC;
+const RELATIME: MountFlags = MountFlags::RELATIME;
+/// Nothing of it has effects of its own.
+const PLAIN: MountFlags = NOSUID.union(NODEV).union(NOEXEC).union(RELATIME);
 
 /// The number of the directory for secrets.
 pub const SECRETS_FS: FilesystemId = FilesystemId(8);
@@ -93,19 +107,31 @@ pub struct Views {
     pub cgroup: Arc<dyn Inode>,
 }
 
+/// What to mount.
+struct NewMount {
+    filesystem: Arc<Filesystem>,
+    /// What `/proc/mounts` says was mounted.
+    source: &'static str,
+    flags: MountFlags,
+}
+
 /// All file systems of a sandbox.
 pub struct FileSystems {
-    /// The root of the tree.
-    pub root: Path,
-    /// What is mounted where.
-    pub mounts: KernelCell<MountTable>,
+    /// The tree of mounts of the first process.
+    pub namespace: Arc<MountNamespace>,
+    /// The mounts, file systems and namespaces that exist.
+    pub registry: Arc<Registry>,
+    /// File systems of which there is one, by the name that mount(2) has for them.
+    shared: KernelCell<BTreeMap<&'static str, Arc<Filesystem>>>,
     /// Advisory locks.
     pub locks: LockTable,
     /// Terminals.
     pub terminals: tty::Terminals,
     /// Watches of inotify(7).
     pub watches: inotify::Watches,
-    /// The root directory as the overlay knows it.
+    /// The root directory of the first file system.
+    root_dentry: Arc<Dentry>,
+    /// The same as the overlay knows it.
     root_node: Arc<Node>,
     /// Where memory files live (memfd_create(2)).
     memory: Arc<Node>,
@@ -117,48 +143,77 @@ impl FileSystems {
     /// Puts the tree together: an overlay over `lower`, and the kernel's own
     /// file systems on `/proc`, `/sys` and `/dev`.
     pub fn new(lower: LowerLayer, views: Views) -> Result<Self> {
+        let registry = Arc::new(Registry::default());
+        let system = |kind, root, options| {
+            Filesystem::new(&registry, kind, Dentry::root(root), options, Access::ReadWrite)
+        };
         let root_node = Overlay::over(lower, ROOT_FS)?;
         let root = Dentry::root(root_node.clone());
-        let mut mounts = MountTable::default();
-        mounts.mount(
-            NewMount {
-                kind: "overlay",
-                source: "overlay",
-                options: "rw,noatime",
-                root: root.clone(),
-            },
-            None,
-        );
-        let dev = Dentry::root(dev::file_system(DEV_FS)?);
-        let shm = Dentry::root(Overlay::empty(SHM_FS, 0o1777));
-        let devpts = Dentry::root(tty::devpts::root());
-        let proc = Dentry::root(views.proc);
-        let sys = Dentry::root(views.sys);
-        let cgroup = Dentry::root(views.cgroup);
-        let sys_fs = sys.child(b"fs")?.ok_or(Errno::ENOENT)?;
-        ensure(&root, b"tmp", 0o1777)?;
-        let tree = [
-            ("proc", "proc", "rw,nosuid,nodev,noexec,relatime", proc, &root, &b"proc"[..]),
-            ("sysfs", "sysfs", "ro,nosuid,nodev,noexec,relatime", sys.clone(), &root, b"sys"),
-            ("tmpfs", "tmpfs", "rw,nosuid,size=65536k,mode=755", dev.clone(), &root, b"dev"),
-            ("cgroup2", "cgroup", "ro,nosuid,nodev,noexec,relatime", cgroup, &sys_fs, b"cgroup"),
-            ("devpts", "devpts", DEVPTS_OPTIONS, devpts, &dev, b"pts"),
-            ("tmpfs", "shm", "rw,nosuid,nodev,noexec,relatime", shm, &dev, b"shm"),
-        ];
-        for (kind, source, options, mounted, parent, name) in tree {
-            let at = ensure(parent, name, 0o755)?;
-            mounts.mount(NewMount { kind, source, options, root: mounted }, Some(at));
-        }
-        Ok(Self {
-            root: Path::new(root),
-            mounts: KernelCell::new(mounts),
+        let top = system("rootfs", Overlay::empty(TOP_FS, 0o755), "");
+        let namespace = MountNamespace::new(top)?;
+        let dev = dev::file_system(DEV_FS)?;
+        let proc = system("proc", views.proc, "");
+        let sys = system("sysfs", views.sys, "");
+        let cgroup = system("cgroup2", views.cgroup, "");
+        let shared = [proc.clone(), sys.clone(), cgroup.clone()];
+        let files = Self {
+            shared: KernelCell::new(shared.into_iter().map(|it| (it.kind, it)).collect()),
+            namespace,
+            registry: registry.clone(),
             locks: LockTable::default(),
             terminals: Default::default(),
             watches: Default::default(),
+            root_dentry: root.clone(),
             root_node,
             memory: Overlay::empty(MEMORY_FS, 0o700),
             boot_id: KernelCell::new([0; 16]),
-        })
+        };
+        let flags = MountFlags::NOATIME;
+        let filesystem = Filesystem::new(&registry, "overlay", root.clone(), "", Access::ReadWrite);
+        files.mount_at(b"", NewMount { filesystem, source: "overlay", flags })?;
+        ensure(&root, b"tmp", 0o1777)?;
+        for name in [&b"proc"[..], b"sys", b"dev"] {
+            ensure(&root, name, 0o755)?;
+        }
+        let shm = system("tmpfs", Overlay::empty(SHM_FS, 0o1777), "");
+        let devpts = system("devpts", tty::devpts::root(0), DEVPTS_OPTIONS);
+        let dev = system("tmpfs", dev, ",size=65536k,mode=755");
+        let read_only = PLAIN | MountFlags::READ_ONLY;
+        let tree = [
+            (&b"proc"[..], "proc", PLAIN, proc),
+            (b"sys", "sysfs", read_only, sys),
+            (b"dev", "tmpfs", NOSUID, dev),
+            (b"sys/fs/cgroup", "cgroup", read_only, cgroup),
+            (b"dev/pts", "devpts", NOSUID | NOEXEC | RELATIME, devpts),
+            (b"dev/shm", "shm", PLAIN, shm),
+        ];
+        for (at, source, flags, filesystem) in tree {
+            files.mount_at(at, NewMount { filesystem, source, flags })?;
+        }
+        Ok(files)
+    }
+
+    /// The root directory that processes begin with.
+    pub fn root(&self) -> Path {
+        self.namespace.root()
+    }
+
+    /// A file system of which there is one, by the name that mount(2) has for it.
+    pub(crate) fn shared(&self, kind: &[u8]) -> Option<Arc<Filesystem>> {
+        let kind = core::str::from_utf8(kind).ok()?;
+        self.shared.borrow_mut().get(kind).cloned()
+    }
+
+    /// The devices that programs mount (`devtmpfs`): all mounts show the same directory.
+    pub(crate) fn devices(&self) -> Result<Arc<Filesystem>> {
+        const KIND: &str = "devtmpfs";
+        if let Some(known) = self.shared(KIND.as_bytes()) {
+            return Ok(known);
+        }
+        let root = Dentry::root(dev::file_system(DEVTMPFS)?);
+        let new = Filesystem::new(&self.registry, KIND, root, ",mode=755", Access::ReadWrite);
+        self.shared.borrow_mut().insert(KIND, new.clone());
+        Ok(new)
     }
 
     /// Mounts a directory of the host, by its number in the start command, or
@@ -168,43 +223,55 @@ impl FileSystems {
         let id = FilesystemId(FIRST_EXTRA_FS + number);
         let directory = bind::Kind::Directory;
         let volume = bind::Kind::Volume { uid: owner.0, gid: owner.1 };
-        let (root, kind, options): (Arc<dyn Inode>, _, _) = match kind {
-            MOUNT_BIND => (bind::Bind::root(number, id, directory)?, "host", "ro,relatime"),
-            MOUNT_BIND_WRITABLE => {
-                (bind::Bind::root(number, id, directory)?, "host", "rw,relatime")
-            }
-            MOUNT_VOLUME => (bind::Bind::root(number, id, volume)?, "volume", "ro,relatime"),
-            MOUNT_VOLUME_WRITABLE => {
-                (bind::Bind::root(number, id, volume)?, "volume", "rw,relatime")
-            }
-            MOUNT_TMPFS => (Overlay::empty(id, 0o1777), "tmpfs", "rw,relatime"),
+        let (read_only, read_write) = (Access::ReadOnlyForEver, Access::ReadWrite);
+        let (root, kind, access): (Arc<dyn Inode>, _, _) = match kind {
+            MOUNT_BIND => (bind::Bind::root(number, id, directory)?, "host", read_only),
+            MOUNT_BIND_WRITABLE => (bind::Bind::root(number, id, directory)?, "host", read_write),
+            MOUNT_VOLUME => (bind::Bind::root(number, id, volume)?, "volume", read_only),
+            MOUNT_VOLUME_WRITABLE => (bind::Bind::root(number, id, volume)?, "volume", read_write),
+            MOUNT_TMPFS => (Overlay::empty(id, 0o1777), "tmpfs", read_write),
             _ => return Err(Errno::EINVAL),
         };
-        self.mount_at(at, NewMount { kind, source: kind, options, root: Dentry::root(root) })
+        let filesystem = Filesystem::new(&self.registry, kind, Dentry::root(root), "", access);
+        self.mount_at(at, NewMount { filesystem, source: kind, flags: RELATIME })
+    }
+
+    /// Mounts a read-only file system of the kernel's own, of which nothing has effects of its own.
+    pub fn mount_view(
+        &self,
+        at: &[u8],
+        (kind, source): (&'static str, &'static str),
+        root: Arc<dyn Inode>,
+    ) -> Result<()> {
+        let root = Dentry::root(root);
+        let filesystem = Filesystem::new(&self.registry, kind, root, "", Access::ReadOnlyForEver);
+        self.mount_at(at, NewMount { filesystem, source, flags: PLAIN })
     }
 
     /// Mounts a file system; makes the mount point if it is missing.
-    pub fn mount_at(&self, at: &[u8], new: NewMount) -> Result<()> {
-        let mut point = self.root.clone();
+    fn mount_at(&self, at: &[u8], new: NewMount) -> Result<()> {
+        let mut point = self.root();
         for name in at.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
             let dentry = match point.dentry().child(name)? {
                 Some(found) if found.inode.file_type() == FileType::Directory => found,
                 Some(_) => return Err(Errno::ENOTDIR),
                 None => ensure(point.dentry(), name, 0o755)?,
             };
-            point = Path::new(dentry).topmost();
+            point = point.beside(dentry).topmost();
         }
-        self.mounts.borrow_mut().mount(new, Some(point.dentry().clone()));
+        let root = new.filesystem.root.clone();
+        let source = new.source.as_bytes().into();
+        let mount = Mount::new(new.filesystem, root, source, new.flags)?;
+        let parent = point.mount().ok_or(Errno::EINVAL)?.clone();
+        self.namespace.graft(&mount, Place { parent, point: point.dentry().clone() });
         Ok(())
     }
 
     /// What the program has written that lives and dies with its copy.
     pub fn written(&self) -> overlay::WrittenFiles {
-        let mounts = self.mounts.borrow_mut();
-        let covered = mounts.iter().filter_map(|mount| mount.covers.as_ref());
+        let places = self.namespace.mounts().into_iter().filter_map(|mount| mount.place());
         let covered: Vec<Arc<Node>> =
-            covered.filter_map(|dentry| overlay::node_of_inode(&dentry.inode)).collect();
-        drop(mounts);
+            places.filter_map(|place| overlay::node_of_inode(&place.point.inode)).collect();
         self.root_node.written(&|node| covered.iter().any(|other| Arc::ptr_eq(other, node)))
     }
 
@@ -234,7 +301,7 @@ impl FileSystems {
     }
 
     fn prune(&self) {
-        self.root.dentry().prune();
+        self.root_dentry.prune();
         self.root_node.prune();
     }
 

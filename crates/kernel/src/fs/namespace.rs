@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use super::context::Context;
 use super::dentry::Dentry;
 use super::inode::{Attributes, FileType, Inode, NewInode, NewKind, RenameMode, S_ISGID};
+use super::mount::{self, change::check_removable};
 use super::notify;
 use super::path::Path;
 use super::permission::Access;
@@ -67,15 +68,16 @@ pub fn create_in(
     if directory.dentry().is_unlinked() {
         return Err(Errno::ENOENT);
     }
+    directory.check_writable()?;
     check_may_change(context, directory)?;
     let holder = directory.inode();
     let new = new_inode(context, &holder.attributes(), kind, permissions);
     let inode = holder.create(name, &new)?;
     notify::created(directory.dentry(), name, &inode);
     if !directory.dentry().caches_lookups() {
-        return Ok(Path::new(Dentry::detached(inode, name, directory.dentry())));
+        return Ok(directory.beside(Dentry::detached(inode, name, directory.dentry())));
     }
-    Ok(Path::new(directory.dentry().attach(name, inode)))
+    Ok(directory.beside(directory.dentry().attach(name, inode)))
 }
 
 /// Gives the file at `target` another name (link(2)).
@@ -89,8 +91,9 @@ pub fn link(context: &Context, target: &Path, start: &Path, path: &[u8]) -> Resu
     if parent.trailing_slash {
         return Err(Errno::ENOENT);
     }
+    directory.check_writable()?;
     let inode = target.inode();
-    if inode.filesystem() != directory.inode().filesystem() {
+    if !target.is_in_mount_of(directory) {
         return Err(Errno::EXDEV);
     }
     if inode.file_type() == FileType::Directory {
@@ -128,6 +131,7 @@ pub fn remove(context: &Context, start: &Path, path: &[u8], removal: Removal) ->
         (Last::DotDot, _) => return Err(Errno::ENOTEMPTY),
         (Last::Root, _) => return Err(Errno::EBUSY),
     };
+    directory.check_writable()?;
     let victim = directory.dentry().child(&name)?.ok_or(Errno::ENOENT)?;
     let is_directory = victim.inode.file_type() == FileType::Directory;
     if trailing_slash && !is_directory {
@@ -140,13 +144,12 @@ pub fn remove(context: &Context, start: &Path, path: &[u8], removal: Removal) ->
         Removal::Directory if !is_directory => return Err(Errno::ENOTDIR),
         _ => {}
     }
-    if victim.is_mount_point() {
-        return Err(Errno::EBUSY);
-    }
+    check_removable(directory.mount(), &victim)?;
     directory.inode().remove(&name)?;
     directory.dentry().detach(&name);
     // With no cache the dentry in hand is the one that shows as deleted.
     victim.set_unlinked();
+    mount::change::removed(directory.mount(), &victim);
     notify::removed(directory.dentry(), &name, &victim.inode);
     Ok(())
 }
@@ -185,13 +188,19 @@ pub fn rename(
 ) -> Result<()> {
     let from = walk_parent(context, old.0, old.1)?;
     let to = walk_parent(context, new.0, new.1)?;
-    if from.directory.inode().filesystem() != to.directory.inode().filesystem() {
+    if !from.directory.is_in_mount_of(&to.directory) {
         return Err(Errno::EXDEV);
     }
-    let from = side(from)?;
+    if !matches!(from.last, Last::Name(_)) {
+        return Err(Errno::EBUSY);
+    }
     if kind == RenameKind::NoReplace && !matches!(to.last, Last::Name(_)) {
         return Err(Errno::EEXIST);
     }
+    if matches!(to.last, Last::Name(_)) {
+        from.directory.check_writable()?;
+    }
+    let from = side(from)?;
     let to = side(to)?;
     let moved = from.dentry.as_ref().ok_or(Errno::ENOENT)?;
     let moved_is_directory = moved.inode.file_type() == FileType::Directory;
@@ -206,18 +215,14 @@ pub fn rename(
         return Err(Errno::ENOTDIR);
     }
     // A directory must not become its own descendant.
-    if Path::new(to.directory.dentry().clone()).is_below(&Path::new(moved.clone())) {
+    if Dentry::is_below(to.directory.dentry(), moved) {
         return Err(Errno::EINVAL);
     }
-    if let Some(target) = &to.dentry {
-        let above = from.directory.is_below(&Path::new(target.clone()));
-        if above {
-            return Err(if kind == RenameKind::Exchange {
-                Errno::EINVAL
-            } else {
-                Errno::ENOTEMPTY
-            });
-        }
+    if let Some(target) = &to.dentry
+        && Dentry::is_below(from.directory.dentry(), target)
+    {
+        let is_exchange = kind == RenameKind::Exchange;
+        return Err(if is_exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
     }
     if to.directory.dentry().is_unlinked() {
         return Err(Errno::ENOENT);
@@ -236,6 +241,9 @@ pub fn rename(
         Dentry::exchange(&from.name, from.directory.dentry(), &to.name, to.directory.dentry());
     } else {
         Dentry::transfer(&from.name, from.directory.dentry(), &to.name, to.directory.dentry());
+        if let Some(target) = &to.dentry {
+            mount::change::removed(to.directory.mount(), target);
+        }
     }
     let old_place = (&**from.directory.dentry(), from.name.as_slice());
     let new_place = (&**to.directory.dentry(), to.name.as_slice());
@@ -274,13 +282,9 @@ fn check_rename(
                 _ => {}
             }
         }
-        if target.is_mount_point() {
-            return Err(Errno::EBUSY);
-        }
+        check_removable(to.directory.mount(), target)?;
     }
-    if moved.is_mount_point() {
-        return Err(Errno::EBUSY);
-    }
+    check_removable(from.directory.mount(), moved)?;
     // A directory that gets a new parent is itself changed: its `..`.
     let new_parent = !from.directory.is(&to.directory);
     if moved_is_directory && new_parent {

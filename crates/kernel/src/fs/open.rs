@@ -8,6 +8,7 @@ use super::dentry::Dentry;
 use super::file::{Events, File, OpenFile, OpenFlags, Stat};
 use super::inode::{FileType, Inode, Link, NewKind};
 use super::inotify::Mask;
+use super::mount::MountFlags;
 use super::overlay::node_of_inode;
 use super::path::Path;
 use super::permission::Access;
@@ -136,6 +137,7 @@ fn open_unnamed(context: &Context, start: &Path, path: &[u8], how: How) -> Resul
     if !directory.is_directory() {
         return Err(Errno::ENOTDIR);
     }
+    directory.check_writable()?;
     namespace::check_may_change(context, &directory)?;
     let holder = directory.inode();
     let new =
@@ -149,7 +151,7 @@ fn open_unnamed(context: &Context, start: &Path, path: &[u8], how: How) -> Resul
     let name = alloc::format!("#{}", inode.attributes().ino);
     let dentry = Dentry::detached(inode, name.as_bytes(), directory.dentry());
     dentry.set_unlinked();
-    open_checked(Path::new(dentry), flags - TMPFILE_BIT - OpenFlags::DIRECTORY)
+    open_checked(directory.beside(dentry), flags - TMPFILE_BIT - OpenFlags::DIRECTORY)
 }
 
 /// Opens a file that has been found, after checking that the caller may.
@@ -168,10 +170,16 @@ pub fn open_existing(context: &Context, target: Path, flags: OpenFlags) -> Resul
     if file_type == FileType::Directory && writes {
         return Err(Errno::EISDIR);
     }
+    if file_type == FileType::CharacterDevice && target.mount_flags().contains(MountFlags::NODEV) {
+        return Err(Errno::EACCES);
+    }
     let mut access = Access::empty();
     access.set(Access::READ, flags.can_read());
     access.set(Access::WRITE, writes);
     context.identity.check(&**target.inode(), access)?;
+    if writes && file_type == FileType::Regular {
+        target.check_writable()?;
+    }
     if flags.contains(OpenFlags::NOATIME) && !context.identity.owns(&target.inode().attributes()) {
         return Err(Errno::EPERM);
     }
@@ -247,6 +255,9 @@ pub fn open_program_at(context: &Context, target: Path) -> Result<Arc<OpenFile>>
         FileType::Symlink => return Err(Errno::ELOOP),
         _ => return Err(Errno::EACCES),
     }
+    if target.mount_flags().contains(MountFlags::NOEXEC) {
+        return Err(Errno::EACCES);
+    }
     context.identity.check(&**target.inode(), Access::EXECUTE)?;
     if node_of_inode(target.inode()).is_some_and(|node| node.is_written()) {
         return Err(Errno::ETXTBSY);
@@ -283,7 +294,7 @@ impl OpenFileInode {
             None => {
                 let name = open.file.description();
                 let inode = Arc::new(Self { file: open.file.clone() });
-                Path::new(Dentry::anonymous(inode, name.as_bytes()))
+                Path::anonymous(Dentry::anonymous(inode, name.as_bytes()))
             }
         }
     }

@@ -5,10 +5,15 @@ use alloc::vec::Vec;
 
 use super::dentry::Dentry;
 use super::inode::{FileType, Inode};
+use super::mount::{Mount, MountFlags};
+use crate::errno::{Errno, Result};
 
-/// A place in the tree. Cheap to clone; follows its file through renames.
+/// A place in a tree: a directory or file, and the mount that it is reached by. Cheap to clone;
+/// follows its file through renames.
 #[derive(Clone)]
 pub struct Path {
+    /// `None` for files outside of every tree.
+    mount: Option<Arc<Mount>>,
     dentry: Arc<Dentry>,
 }
 
@@ -37,14 +42,45 @@ impl AbsoluteName {
 }
 
 impl Path {
-    /// The path of a dentry.
-    pub fn new(dentry: Arc<Dentry>) -> Self {
-        Self { dentry }
+    /// The place of a dentry in a mount.
+    pub fn new(mount: Arc<Mount>, dentry: Arc<Dentry>) -> Self {
+        Self { mount: Some(mount), dentry }
+    }
+
+    /// The root of a mount.
+    fn root_of(mount: Arc<Mount>) -> Self {
+        let dentry = mount.root.clone();
+        Self::new(mount, dentry)
+    }
+
+    /// The place of a file outside of every tree: a pipe, a memory file.
+    pub fn anonymous(dentry: Arc<Dentry>) -> Self {
+        Self { mount: None, dentry }
+    }
+
+    /// Another place in the same mount.
+    pub fn beside(&self, dentry: Arc<Dentry>) -> Self {
+        Self { mount: self.mount.clone(), dentry }
+    }
+
+    /// The same place, which becomes another one of its mount.
+    pub fn moved_to(self, dentry: Arc<Dentry>) -> Self {
+        Self { mount: self.mount, dentry }
     }
 
     /// The name.
     pub fn dentry(&self) -> &Arc<Dentry> {
         &self.dentry
+    }
+
+    /// The mount; `None` for files outside of every tree.
+    pub fn mount(&self) -> Option<&Arc<Mount>> {
+        self.mount.as_ref()
+    }
+
+    /// The mount alone.
+    pub fn into_mount(self) -> Option<Arc<Mount>> {
+        self.mount
     }
 
     /// The file.
@@ -59,73 +95,128 @@ impl Path {
 
     /// Whether two paths are the same place.
     pub fn is(&self, other: &Path) -> bool {
-        Arc::ptr_eq(&self.dentry, &other.dentry)
+        Arc::ptr_eq(&self.dentry, &other.dentry) && self.is_in_mount_of(other)
+    }
+
+    /// Whether two paths lie in the same mount.
+    pub fn is_in_mount_of(&self, other: &Path) -> bool {
+        match (&self.mount, &other.mount) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether this is the root of a mount.
+    pub fn is_mount_root(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| Arc::ptr_eq(&mount.root, &self.dentry))
+    }
+
+    /// The properties of the mount.
+    pub fn mount_flags(&self) -> MountFlags {
+        self.mount.as_ref().map_or(MountFlags::empty(), |mount| mount.flags())
+    }
+
+    /// `EROFS` if nothing can be changed here (`mnt_want_write`, fs/namespace.c).
+    pub fn check_writable(&self) -> Result<()> {
+        match &self.mount {
+            Some(mount) if mount.is_read_only() => Err(Errno::EROFS),
+            _ => Ok(()),
+        }
+    }
+
+    /// The directory that the root of a mount hides, and through mounts on top of each other: the
+    /// first that is no such root. `None` at the top of a tree, and above `root`.
+    fn below_mounts(&self, root: Option<&Path>) -> Option<Path> {
+        let mut at = self.clone();
+        while at.is_mount_root() {
+            let place = at.mount.as_ref().and_then(|mount| mount.place())?;
+            at = Path::new(place.parent, place.point);
+            if root.is_some_and(|root| at.is(root)) {
+                return None;
+            }
+        }
+        Some(at)
     }
 
     /// The directory that holds this one, across mounts; itself at the top of
     /// the tree.
     pub fn parent(&self) -> Path {
-        let mut at = self.dentry.clone();
-        // The root of a mounted file system: go on from the directory that it hides.
-        while let Some(covered) = at.root_of().and_then(|mount| mount.covers.clone()) {
-            at = covered;
+        self.parent_below(None).unwrap_or_else(|| self.clone())
+    }
+
+    /// The directory that holds this one, across mounts, for those whose root directory is
+    /// `root`; `None` if that lies above.
+    pub fn parent_below(&self, root: Option<&Path>) -> Option<Path> {
+        let at = self.below_mounts(root)?;
+        let parent = at.dentry.parent()?;
+        Some(at.moved_to(parent))
+    }
+
+    /// Whether the mount shows the file: a directory of which a part is mounted may have been moved
+    /// out of that part (`path_connected`, fs/namei.c).
+    pub fn is_connected(&self) -> bool {
+        match &self.mount {
+            Some(mount) if !Arc::ptr_eq(&mount.root, &mount.filesystem.root) => {
+                Dentry::is_below(&self.dentry, &mount.root)
+            }
+            _ => true,
         }
-        let parent = at.parent();
-        Path::new(parent.unwrap_or(at))
     }
 
     /// The file system mounted here, if there is one, or this path.
     pub fn topmost(self) -> Path {
         let mut path = self;
-        while let Some(mount) = path.dentry.covered_by() {
-            path = Path::new(mount.root.clone());
+        while path.dentry.is_mount_point()
+            && let Some(mount) = path.mount.as_ref().and_then(|mount| mount.child_at(&path.dentry))
+        {
+            path = Self::root_of(mount);
         }
         path
     }
 
-    /// Whether `self` lies below `ancestor` or is it.
-    pub fn is_below(&self, ancestor: &Path) -> bool {
-        let mut at = self.clone();
-        loop {
-            if at.is(ancestor) {
-                return true;
-            }
-            let up = at.parent();
-            if up.is(&at) {
-                return false;
-            }
-            at = up;
+    /// The name from `root`.
+    pub fn absolute_name(&self, root: &Path) -> AbsoluteName {
+        let anonymous = self.mount.is_none();
+        let mut steps = usize::MAX;
+        let (name, is_reachable) = self.name_from(root, &mut steps).unwrap_or_default();
+        if self.dentry.is_unlinked() {
+            AbsoluteName::Deleted(name)
+        } else if is_reachable || anonymous {
+            AbsoluteName::Reachable(name)
+        } else {
+            AbsoluteName::Unreachable(name)
         }
     }
 
-    /// The name from `root`.
-    pub fn absolute_name(&self, root: &Path) -> AbsoluteName {
+    /// The name from `root`, or from the top if that is not above, and whether it is. A step up takes
+    /// one of `steps`, and each byte of the name does; `None` if these do not suffice.
+    pub fn name_from(&self, root: &Path, steps: &mut usize) -> Option<(Vec<u8>, bool)> {
         let mut names: Vec<Arc<[u8]>> = Vec::new();
-        let mut at = self.dentry.clone();
-        let mut reachable = true;
-        let mut anonymous = false;
-        loop {
-            if Arc::ptr_eq(&at, &root.dentry) {
-                break;
-            }
-            if let Some(covered) = at.root_of().and_then(|mount| mount.covers.clone()) {
-                at = covered;
+        let mut at = self.clone();
+        let anonymous = self.mount.is_none();
+        let mut is_reachable = true;
+        while !at.is(root) {
+            *steps = steps.checked_sub(1)?;
+            let above = match at.is_mount_root() {
+                true => at.mount.as_ref().and_then(|mount| mount.place()),
+                false => None,
+            };
+            if let Some(place) = above {
+                at = Path::new(place.parent, place.point);
                 continue;
             }
-            match at.parent() {
-                Some(parent) => {
-                    names.push(at.name());
-                    at = parent;
-                }
-                None => {
-                    reachable = false;
-                    if at.root_of().is_none() {
-                        anonymous = true;
-                        names.push(at.name());
-                    }
-                    break;
-                }
+            let parent = at.dentry.parent().filter(|_| !at.is_mount_root());
+            if parent.is_some() || anonymous {
+                let name = at.dentry.name();
+                *steps = steps.checked_sub(name.len())?;
+                names.push(name);
             }
+            let Some(parent) = parent else {
+                is_reachable = false;
+                break;
+            };
+            at = at.moved_to(parent);
         }
         let mut name = Vec::new();
         for part in names.iter().rev() {
@@ -137,12 +228,6 @@ impl Path {
         if name.is_empty() {
             name.push(b'/');
         }
-        if self.dentry.is_unlinked() {
-            AbsoluteName::Deleted(name)
-        } else if reachable || anonymous {
-            AbsoluteName::Reachable(name)
-        } else {
-            AbsoluteName::Unreachable(name)
-        }
+        Some((name, is_reachable))
     }
 }

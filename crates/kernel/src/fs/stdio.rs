@@ -205,7 +205,7 @@ pub fn open(stream: Stream) -> Arc<OpenFile> {
     };
     let name = file.description();
     let inode = Arc::new(StreamInode { file: file.clone() });
-    let path = Path::new(Dentry::anonymous(inode, name.as_bytes()));
+    let path = Path::anonymous(Dentry::anonymous(inode, name.as_bytes()));
     OpenFile::new(file, flags | OpenFlags::LARGEFILE, Some(path))
 }
 

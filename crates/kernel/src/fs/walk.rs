@@ -1,12 +1,15 @@
 //! Path resolution (path_resolution(7)).
 
 use alloc::borrow::Cow;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bitflags::bitflags;
 
 use super::context::Context;
+use super::dentry::Dentry;
 use super::inode::{FileType, Link};
+use super::mount::MountFlags;
 use super::path::Path;
 use super::permission::Access;
 use crate::errno::{Errno, Result};
@@ -73,7 +76,7 @@ pub struct Parent {
 pub struct Walk<'c> {
     context: &'c Context,
     resolve: Resolve,
-    root: Path,
+    root: &'c Path,
     links: u32,
 }
 
@@ -95,9 +98,9 @@ pub fn walk_parent(context: &Context, start: &Path, path: &[u8]) -> Result<Paren
 
 impl<'c> Walk<'c> {
     /// A resolution from `start`, with restrictions.
-    pub fn new(context: &'c Context, start: &Path, resolve: Resolve) -> Self {
+    pub fn new(context: &'c Context, start: &'c Path, resolve: Resolve) -> Self {
         let confined = resolve.intersects(Resolve::IN_ROOT | Resolve::BENEATH);
-        let root = if confined { start.clone() } else { context.root.clone() };
+        let root = if confined { start } else { &context.root };
         Self { context, resolve, root, links: 0 }
     }
 
@@ -167,39 +170,50 @@ impl<'c> Walk<'c> {
                 };
                 return Ok(Stop::Before(Parent { directory: current, last, trailing_slash }));
             }
-            let next = match name {
-                b"." => current.clone(),
-                b".." => self.up(&current)?,
-                name => self.child(&current, name)?.ok_or(Errno::ENOENT)?,
-            };
-            let is_link = next.inode().file_type() == FileType::Symlink;
-            if is_link && (!is_last || trailing_slash || follow == Follow::Yes) {
-                match self.read_link(&next)? {
-                    Link::Magic(target) => current = target,
-                    Link::Text(target) => {
-                        if target.is_empty() {
-                            return Err(Errno::ENOENT);
+            match name {
+                b"." => {}
+                b".." => current = self.up(&current)?,
+                name => {
+                    let dentry = self.lookup(&current, name)?.ok_or(Errno::ENOENT)?;
+                    let is_link = dentry.inode.file_type() == FileType::Symlink;
+                    if !is_link || is_last && !trailing_slash && follow == Follow::No {
+                        current = self.cross(current.moved_to(dentry))?;
+                    } else {
+                        match self.read_link(&current.beside(dentry))? {
+                            Link::Magic(target) => current = target,
+                            Link::Text(target) => {
+                                (rest, current) = self.redirect(&current, target, &rest[end..])?;
+                                at = 0;
+                                continue;
+                            }
                         }
-                        current = self.begin(&current, &target)?;
-                        let mut longer = target;
-                        // Keeps the slash that follows: it makes the target a directory.
-                        longer.extend_from_slice(&rest[end..]);
-                        if longer.len() >= 2 * PATH_MAX {
-                            return Err(Errno::ENAMETOOLONG);
-                        }
-                        rest = Cow::Owned(longer);
-                        at = 0;
-                        continue;
                     }
                 }
-            } else {
-                current = next;
             }
             if is_last {
                 return Ok(Stop::At(current, trailing_slash));
             }
             at = after;
         }
+    }
+
+    /// A link in `directory` leads to `target`: what is to be walked then, and from where.
+    fn redirect(
+        &self,
+        directory: &Path,
+        mut target: Vec<u8>,
+        rest: &[u8],
+    ) -> Result<(Cow<'static, [u8]>, Path)> {
+        if target.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        let from = self.begin(directory, &target)?;
+        // Keeps the slash that follows: it makes the target a directory.
+        target.extend_from_slice(rest);
+        if target.len() >= 2 * PATH_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        Ok((Cow::Owned(target), from))
     }
 
     fn begin(&self, start: &Path, path: &[u8]) -> Result<Path> {
@@ -213,39 +227,59 @@ impl<'c> Walk<'c> {
     }
 
     fn up(&self, from: &Path) -> Result<Path> {
-        if from.is(&self.root) {
-            return if self.resolve.contains(Resolve::BENEATH) {
-                Err(Errno::EXDEV)
-            } else {
-                Ok(from.clone())
+        let above = match from.is(self.root) {
+            true => None,
+            false => from.parent_below(Some(self.root)),
+        };
+        let Some(above) = above else {
+            // The root: what is mounted on it shows (`follow_dotdot`, fs/namei.c).
+            return match self.resolve.contains(Resolve::BENEATH) {
+                true => Err(Errno::EXDEV),
+                false => Ok(from.clone().topmost()),
             };
-        }
-        if self.resolve.contains(Resolve::NO_XDEV) && from.dentry().root_of().is_some() {
+        };
+        if self.resolve.contains(Resolve::NO_XDEV) && !above.is_in_mount_of(from) {
             return Err(Errno::EXDEV);
         }
-        Ok(from.parent().topmost())
+        if !above.is_connected() {
+            return Err(Errno::ENOENT);
+        }
+        Ok(above.topmost())
     }
 
     /// The file that `name` stands for in a directory, on top of what is mounted there.
     pub fn child(&self, directory: &Path, name: &[u8]) -> Result<Option<Path>> {
-        let Some(dentry) = directory.dentry().child(name)? else {
+        let found = self.lookup(directory, name)?;
+        found.map(|dentry| self.cross(directory.beside(dentry))).transpose()
+    }
+
+    fn lookup(&self, directory: &Path, name: &[u8]) -> Result<Option<Arc<Dentry>>> {
+        let found = directory.dentry().child(name)?;
+        if found.is_none() {
             super::dev::missing(directory, name)?;
-            return Ok(None);
-        };
-        let path = Path::new(dentry);
-        if !path.dentry().is_mount_point() {
-            return Ok(Some(path));
         }
-        if self.resolve.contains(Resolve::NO_XDEV) {
+        Ok(found)
+    }
+
+    /// What is mounted at a place.
+    fn cross(&self, path: Path) -> Result<Path> {
+        if !path.dentry().is_mount_point() {
+            return Ok(path);
+        }
+        let top = path.clone().topmost();
+        if self.resolve.contains(Resolve::NO_XDEV) && !top.is_in_mount_of(&path) {
             return Err(Errno::EXDEV);
         }
-        Ok(Some(path.topmost()))
+        Ok(top)
     }
 
     /// Reads a link that is about to be followed.
     pub fn read_link(&mut self, link: &Path) -> Result<Link> {
         self.links += 1;
-        if self.links > LINKS_MAX || self.resolve.contains(Resolve::NO_SYMLINKS) {
+        if self.links > LINKS_MAX
+            || self.resolve.contains(Resolve::NO_SYMLINKS)
+            || link.mount_flags().contains(MountFlags::NOSYMFOLLOW)
+        {
             return Err(Errno::ELOOP);
         }
         let target = link.inode().read_link()?;
@@ -256,9 +290,7 @@ impl<'c> Walk<'c> {
             if self.resolve.intersects(Resolve::BENEATH | Resolve::IN_ROOT) {
                 return Err(Errno::EXDEV);
             }
-            if self.resolve.contains(Resolve::NO_XDEV)
-                && path.inode().filesystem() != link.inode().filesystem()
-            {
+            if self.resolve.contains(Resolve::NO_XDEV) && !path.is_in_mount_of(link) {
                 return Err(Errno::EXDEV);
             }
         }

@@ -21,6 +21,14 @@ pub struct FileBacking {
     pub inode: u64,
     /// Whether the file was opened for writing: a shared mapping may become writable.
     pub writable: bool,
+    /// The mount that it was opened on, which is in use as long as the mapping is.
+    pub holder: Option<Arc<dyn Holder>>,
+}
+
+/// What a mapped file lies on.
+pub trait Holder: Saved + Send + Sync {
+    /// Whether nothing there may be executed (mount(2), `MS_NOEXEC`).
+    fn forbids_execution(&self) -> bool;
 }
 
 /// What a memory mapping of a file is made of.

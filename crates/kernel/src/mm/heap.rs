@@ -257,6 +257,9 @@ unsafe impl GlobalAlloc for KernelHeap {
         header().allocate(&AREA, &layout)
     }
 
+    // A copy in each of a thousand places that drop something would be a tenth of the kernel's text
+    // (docs/decisions/0009).
+    #[inline(never)]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe { header().free(block, &layout) };

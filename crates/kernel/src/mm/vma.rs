@@ -362,6 +362,7 @@ mod tests {
             device: 1,
             inode: 2,
             writable: false,
+            holder: None,
         });
         let mut map = VmaMap::default();
         map.insert(Vma { file: Some(file), offset: 0x4000, ..anonymous(BASE, BASE + 0x4000, 1) });

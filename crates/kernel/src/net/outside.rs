@@ -73,7 +73,7 @@ pub fn open(flags: u32) {
     let outside = &kernel().net.outside;
     outside.opened.set(flags & (FLAG_EGRESS | FLAG_EGRESS_V6));
     if reach().v4 && !outside.has_files.get() {
-        let files = ProcessFiles::new(kernel().fs.root.clone());
+        let files = ProcessFiles::new(kernel().fs.namespace.clone());
         work::start(b"network", Credentials::default(), files, Box::new(ProvideFiles));
     }
 }

@@ -16,7 +16,7 @@ pub fn change(name: &[u8]) {
     let kernel = kernel();
     let before = core::mem::replace(&mut *kernel.hostname.borrow_mut(), name.to_vec());
     if before != name {
-        let files = ProcessFiles::new(kernel.fs.root.clone());
+        let files = ProcessFiles::new(kernel.fs.namespace.clone());
         work::start(b"hostname", Credentials::default(), files, Box::new(RenameInHosts { before }));
     }
 }

@@ -8,7 +8,6 @@ use crate::errno::{Errno, Result};
 use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::inode::{FileType, Inode, Link};
-use crate::fs::mount::mount_of;
 use crate::fs::open::OpenFileInode;
 use crate::fs::pseudo::{Generated, Names, Place, SymbolicLink};
 use crate::task::ids::Pid;
@@ -88,7 +87,7 @@ fn info(pid: Pid, fd: i32) -> Result<Vec<u8>> {
     let mut flags = open.flags();
     flags.set(OpenFlags::CLOEXEC, on_exec == OnExec::Close);
     let path = OpenFileInode::path(&open);
-    let mount = mount_of(path.dentry()).map_or(0, |mount| mount.id);
+    let mount = path.mount().map_or(0, |mount| mount.id);
     let text = alloc::format!(
         "pos:\t{}\nflags:\t0{:o}\nmnt_id:\t{mount}\nino:\t{}\n{}",
         open.position(),

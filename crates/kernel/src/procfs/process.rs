@@ -9,6 +9,8 @@ use super::{memory, settings, status, system, zombie};
 use crate::errno::{Errno, Result};
 use crate::fs::dentry::Dentry;
 use crate::fs::inode::{FileType, Inode, Link};
+use crate::fs::mount::MountNamespace;
+use crate::fs::mount::handle::NamespaceInode;
 use crate::fs::path::Path;
 use crate::fs::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
 use crate::state::kernel;
@@ -205,7 +207,7 @@ impl Names for ProcessNames {
             b"fd" => Directory::new(place, Descriptors { pid }),
             b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),
             b"net" => Directory::new(place, Fixed(settings::NET)),
-            b"ns" => Directory::new(place, Namespaces),
+            b"ns" => Directory::new(place, Namespaces { pid }),
             b"mem" => super::mem::inode(place, pid),
             b"task" if self.kind == DirectoryKind::Process => Directory::new(place, Tasks { pid }),
             b"comm" => Generated::new(
@@ -261,7 +263,7 @@ fn children(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
 }
 
 /// Namespaces by name, with the inode numbers of the first ones of their kind
-/// (include/linux/proc_ns.h): every process of a sandbox is in the same.
+/// (include/linux/proc_ns.h): every process of a sandbox is in the same, but for mounts.
 const NAMESPACES: &[(&str, u64)] = &[
     ("cgroup", 0xeffffffb),
     ("ipc", 0xefffffff),
@@ -276,7 +278,25 @@ const NAMESPACES: &[(&str, u64)] = &[
 ];
 
 /// `/proc/PID/ns` (namespaces(7)).
-struct Namespaces;
+struct Namespaces {
+    pid: Pid,
+}
+
+/// The inode number of a tree of mounts: the first one has that of Linux.
+fn mounts_ino(namespace: &MountNamespace) -> u64 {
+    const FIRST: u64 = 0xeffffff8;
+    const OTHERS: u64 = 0xf0000000;
+    if namespace.number == 1 { FIRST } else { OTHERS + namespace.number }
+}
+
+/// What `/proc/PID/ns/mnt` leads to.
+fn mounts_link(pid: Pid, place: Place) -> Result<Link> {
+    let namespace = living(pid)?.fs().borrow_mut().namespace.clone();
+    let ino = mounts_ino(&namespace);
+    let shown = alloc::format!("mnt:[{ino}]");
+    let file = Arc::new(NamespaceInode { place: Place { ino, ..place }, namespace });
+    Ok(Link::Magic(Path::anonymous(Dentry::anonymous(file, shown.as_bytes()))))
+}
 
 impl Names for Namespaces {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
@@ -286,10 +306,14 @@ impl Names for Namespaces {
         };
         let kind = name.trim_end_matches("_for_children");
         let place = directory.below(name.as_bytes());
+        if name == "mnt" {
+            let pid = self.pid;
+            return Ok(Some(SymbolicLink::new(place, move || mounts_link(pid, place))));
+        }
         Ok(Some(SymbolicLink::new(place, move || {
             let shown = alloc::format!("{kind}:[{ino}]");
             let file = Generated::read_only(Place { ino, ..place }, || Err(Errno::EINVAL));
-            Ok(Link::Magic(Path::new(Dentry::anonymous(file, shown.as_bytes()))))
+            Ok(Link::Magic(Path::anonymous(Dentry::anonymous(file, shown.as_bytes()))))
         })))
     }
 

@@ -2,12 +2,13 @@
 
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::status::ticks;
 use crate::errno::Result;
 use crate::fs::locks::{Family, LockKind, Owner};
-use crate::fs::mount::Mount;
+use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::path::Path;
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
@@ -19,7 +20,7 @@ pub(super) const CGROUPS: &str = "#subsys_name\thierarchy\tnum_cgroups\tenabled\
 
 pub(super) const DEVICES: &str = "Character devices:\n  1 mem\n  5 /dev/tty\n  5 /dev/console\n136 pts\n240 thaw\n\nBlock devices:\n";
 
-pub(super) const FILESYSTEMS: &str = "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\nnodev\tpipefs\nnodev\tsockfs\nnodev\tdevpts\nnodev\toverlay\n";
+pub(super) const FILESYSTEMS: &str = "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\nnodev\tpipefs\nnodev\tsockfs\nnodev\tdevpts\nnodev\tdevtmpfs\nnodev\tramfs\n";
 
 pub(super) const SOFTIRQS: &str = "                    CPU0\n";
 
@@ -187,64 +188,89 @@ pub(super) fn vmstat() -> Result<Vec<u8>> {
 }
 
 /// A name in a table whose columns are separated by spaces (getmntent(3)).
-fn escaped(name: &[u8]) -> String {
-    let mut text = String::new();
+fn escaped(name: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(name.len());
     for &byte in name {
         match byte {
-            b' ' | b'\t' | b'\n' | b'\\' => text += &format!("\\{byte:03o}"),
-            byte => text.push(byte as char),
+            b' ' | b'\t' | b'\n' | b'\\' => text.extend(format!("\\{byte:03o}").into_bytes()),
+            byte => text.push(byte),
         }
     }
     text
 }
 
-/// Where a mount lies, as seen from the process' root.
-fn mount_point(mount: &Mount, process: &Process) -> String {
-    let root = process.fs().borrow_mut().root.clone();
-    escaped(&Path::new(mount.root.clone()).absolute_name(&root).display())
+/// Steps up in trees, and bytes of names, that one look takes at most: a program may nest directories
+/// and mounts as deep as it likes.
+const STEPS_MAX: usize = 1 << 22;
+
+/// A line about each mount that the process can reach, made of the name of its place. What `STEPS_MAX`
+/// does not suffice for is left out.
+fn lines(
+    process: &Process,
+    line: impl Fn(&Mount, &[u8], &mut usize) -> Option<Vec<u8>>,
+) -> Result<Vec<u8>> {
+    let (namespace, root) = process.with_fs(|fs| (fs.namespace.clone(), fs.root.clone()));
+    let mut steps = STEPS_MAX;
+    let mut of_mount = |mount: &Arc<Mount>| -> Option<Vec<u8>> {
+        let place = Path::new(mount.clone(), mount.root.clone());
+        let (name, is_reachable) = place.name_from(&root, &mut steps)?;
+        steps = steps.checked_sub(mount.source.len())?;
+        if is_reachable { line(mount, &escaped(&name), &mut steps) } else { Some(Vec::new()) }
+    };
+    let mut text = Vec::new();
+    for mount in namespace.mounts() {
+        let Some(line) = of_mount(&mount) else { break };
+        text.extend_from_slice(&line);
+    }
+    Ok(text)
 }
 
 /// `mounts`.
 pub(super) fn mounts(_: &Thread, process: &Process) -> Result<Vec<u8>> {
-    let mut text = String::new();
-    for mount in kernel().fs.mounts.borrow_mut().iter() {
-        let at = mount_point(mount, process);
-        text += &format!("{} {at} {} {} 0 0\n", mount.source, mount.kind, mount.options);
-    }
-    Ok(text.into_bytes())
+    lines(process, |mount, at, _| {
+        let rest = format!(" {} {} 0 0\n", mount.filesystem.kind, mount.options());
+        Some([&escaped(&mount.source), &b" "[..], at, rest.as_bytes()].concat())
+    })
 }
 
 /// `mountstats`.
 pub(super) fn mountstats(_: &Thread, process: &Process) -> Result<Vec<u8>> {
-    let mut text = String::new();
-    for mount in kernel().fs.mounts.borrow_mut().iter() {
-        let at = mount_point(mount, process);
-        text += &format!("device {} mounted on {at} with fstype {}\n", mount.source, mount.kind);
-    }
-    Ok(text.into_bytes())
+    lines(process, |mount, at, _| {
+        let rest = format!(" with fstype {}\n", mount.filesystem.kind);
+        let source = escaped(&mount.source);
+        Some([&b"device "[..], &source, b" mounted on ", at, rest.as_bytes()].concat())
+    })
 }
 
 /// `mountinfo`.
 pub(super) fn mountinfo(_: &Thread, process: &Process) -> Result<Vec<u8>> {
-    let mut text = String::new();
-    for mount in kernel().fs.mounts.borrow_mut().iter() {
-        let at = mount_point(mount, process);
-        let device = mount.root.inode.attributes().dev;
-        let minor = (device & 0xff) | ((device >> 12) & !0xff);
-        let (own, of_file_system) = split_options(mount.options);
-        text += &format!(
-            "{} {} 0:{minor} / {at} {own} - {} {} {of_file_system}\n",
-            mount.id, mount.parent_id, mount.kind, mount.source
-        );
-    }
-    Ok(text.into_bytes())
+    lines(process, mountinfo_line)
 }
 
-/// Options of the mount itself, and those of the file system.
-fn split_options(options: &str) -> (String, String) {
-    const OF_MOUNT: [&str; 6] = ["rw", "ro", "nosuid", "nodev", "noexec", "relatime"];
-    let (own, other): (Vec<&str>, Vec<&str>) =
-        options.split(',').partition(|option| OF_MOUNT.contains(option));
-    let access = own.first().copied().unwrap_or("rw");
-    (own.join(","), core::iter::once(access).chain(other).collect::<Vec<_>>().join(","))
+/// `show_mountinfo`, fs/proc_namespace.c.
+fn mountinfo_line(mount: &Mount, at: &[u8], steps: &mut usize) -> Option<Vec<u8>> {
+    let device = mount.root.inode.attributes().dev;
+    let minor = (device & 0xff) | ((device >> 12) & !0xff);
+    let parent = mount.place().map_or(mount.id, |place| place.parent.id);
+    let deleted = if mount.root.is_unlinked() { "//deleted" } else { "" };
+    let root = escaped(&mount.root.name_in_filesystem(steps)?);
+    let flags = mount.flags();
+    let access = |is_read_only| if is_read_only { "ro" } else { "rw" };
+    let own = access(flags.contains(MountFlags::READ_ONLY));
+    let unbindable = if flags.contains(MountFlags::UNBINDABLE) { " unbindable" } else { "" };
+    let filesystem = &mount.filesystem;
+    let numbers = format!("{} {parent} 0:{minor} ", mount.id);
+    let of_mount = format!(" {own}{}{unbindable} - {} ", flags.text(), filesystem.kind);
+    let of_files = format!(" {}{}\n", access(filesystem.is_read_only()), filesystem.options());
+    let parts = [
+        numbers.as_bytes(),
+        &root,
+        deleted.as_bytes(),
+        b" ",
+        at,
+        of_mount.as_bytes(),
+        &escaped(&mount.source),
+        of_files.as_bytes(),
+    ];
+    Some(parts.concat())
 }

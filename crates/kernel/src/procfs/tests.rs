@@ -29,6 +29,7 @@ fn maps_has_the_columns_of_linux() {
         device: 0x103,
         inode: 1234,
         writable: false,
+        holder: None,
     };
     let mut vma = Vma {
         start: 0x7f5c_8d20_0000,

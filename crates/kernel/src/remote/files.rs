@@ -38,7 +38,7 @@ const MOUNTS_MAX: u32 = 256;
 /// Begins a session of a user (empty: that of the first process) over a socket.
 pub fn start(fd: HostFd, user: Vec<u8>) {
     let session = Session { socket: HostSocket::new(fd), user, out: Vec::new() };
-    let files = ProcessFiles::new(kernel().fs.root.clone());
+    let files = ProcessFiles::new(kernel().fs.namespace.clone());
     work::start(b"files", Credentials::default(), files, Box::new(session));
 }
 
@@ -74,7 +74,7 @@ impl Session {
     fn become_user(&self) -> Result<()> {
         let own = current_process();
         let first = kernel().tasks.process(FIRST_PID).ok_or(Errno::ESRCH)?;
-        own.fs().borrow_mut().cwd = first.fs().borrow_mut().cwd.clone();
+        own.enter_mounts(&first);
         // Whoever looks the user up may read what everybody may.
         *own.credentials.borrow_mut() = first.credentials.borrow_mut().clone();
         if !self.user.is_empty() {

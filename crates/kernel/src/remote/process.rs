@@ -46,7 +46,7 @@ pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), Refusal> {
     }
     let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
     let credentials = first.credentials.borrow_mut().clone();
-    let files = ProcessFiles::new(kernel().fs.root.clone());
+    let files = ProcessFiles::new(kernel().fs.namespace.clone());
     let starter = Starter { exec: *exec, strings, ends, boot: OfBoot::new(()) };
     work::start(b"exec", credentials, files, Box::new(starter));
     Ok(())
@@ -89,7 +89,7 @@ impl Starter {
         let Self { exec, strings, ends, .. } = self;
         let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
         let own = current_process();
-        own.fs().borrow_mut().cwd = first.fs().borrow_mut().cwd.clone();
+        own.enter_mounts(&first);
         let mut variables = Vec::new();
         if !strings.user.is_empty() {
             let user = find_user(&strings.user)?;
@@ -99,7 +99,8 @@ impl Starter {
         let context = Context::current();
         let cwd = program::directory(&context, &strings.workdir)?;
         own.fs().borrow_mut().cwd = cwd.clone();
-        let context = Context { cwd, ..context };
+        let mut context = context;
+        context.cwd = cwd;
         let inherited: Vec<Vec<u8>> = {
             let bytes = first.environment.borrow_mut();
             bytes.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect()
@@ -136,8 +137,9 @@ fn find_user(name: &[u8]) -> Result<user::User, String> {
 
 /// A process as the first one, but for its user and its directory.
 fn new_process(first: &Process, credentials: &Credentials, context: Context) -> Arc<Process> {
-    let files = ProcessFiles::new(context.root);
-    files.fs().borrow_mut().cwd = context.cwd;
+    let files = ProcessFiles::new(kernel().fs.namespace.clone());
+    files.enter_mounts(first);
+    files.fs().borrow_mut().cwd = context.cwd.clone();
     let pid = kernel().tasks.new_id().process();
     let process = Process::from_outside(pid, credentials.clone(), files);
     process.limits.set(first.limits.get());

@@ -307,6 +307,6 @@ pub fn open(end: Arc<StreamEnd>, flags: OpenFlags) -> Arc<OpenFile> {
     let stream = Arc::new(RemoteStream { end, ino: kernel().net.inodes.next() });
     let name = stream.description();
     let inode = Arc::new(StreamInode(stream.clone()));
-    let path = Path::new(Dentry::anonymous(inode, name.as_bytes()));
+    let path = Path::anonymous(Dentry::anonymous(inode, name.as_bytes()));
     OpenFile::new(stream, flags | OpenFlags::LARGEFILE, Some(path))
 }

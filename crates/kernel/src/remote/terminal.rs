@@ -45,7 +45,7 @@ impl Terminal {
         let flags = OpenFlags::RDWR | OpenFlags::NOCTTY;
         let slave = Slave::open(&self.pty, flags)?;
         *self.pty.job.borrow_mut() = JobControl::of_session(session);
-        let path = devpts::path_of(&self.pty)?;
+        let path = devpts::path_of(&self.pty);
         Ok(OpenFile::new(slave, OpenFlags::RDWR | OpenFlags::LARGEFILE, Some(path)))
     }
 

@@ -27,8 +27,12 @@ const NOT_LOCKED: &str = "counted and limited; the host may still page the memor
 /// What priorities and affinities mean.
 const NOT_SCHEDULED: &str = "kept, inherited and given back, but not scheduled by";
 
+/// What mount(2) lacks.
+const MOUNTS: &str = "tmpfs, ramfs, proc, sysfs, cgroup2, devpts, devtmpfs; nothing is propagated: no MS_SHARED (EINVAL)";
+
 /// What clone(2) refuses.
-const NO_NAMESPACES: &str = "no new namespaces (EPERM); processes do not share signal handlers";
+const NO_NAMESPACES: &str =
+    "no new namespaces but those of mounts (EPERM); processes do not share signal handlers";
 
 /// A row: number, handler, support. A call has the name of its handler, or that before the
 /// `=`.
@@ -106,29 +110,11 @@ pub const ENTRIES: &[Entry] = &[
     ),
     call!(137, files::stat::statfs, Full),
     call!(138, files::stat::fstatfs, Full),
-    row(
-        155,
-        "pivot_root",
-        &[Str, Str],
-        |_| Err(Errno::EPERM),
-        Missing("EPERM: the tree is put together at boot"),
-    ),
+    call!(155, files::mounting::pivot_root, Full),
     call!(161, files::directory::chroot, Full),
     call!(162, files::sync::sync, Full),
-    row(
-        165,
-        "mount",
-        &[Str, Str, Str, Hex, Hex],
-        |_| Err(Errno::EPERM),
-        Missing("EPERM: the tree is put together at boot"),
-    ),
-    row(
-        166,
-        "umount2",
-        &[Str, Hex],
-        |_| Err(Errno::EPERM),
-        Missing("EPERM: the tree is put together at boot"),
-    ),
+    call!(165, files::mounting::mount, Partial(MOUNTS)),
+    call!(166, files::mounting::umount2, Partial("no MNT_EXPIRE (EINVAL)")),
     call!(187, files::sync::readahead, Full),
     call!(188, files::extended::setxattr, Partial(XATTR)),
     call!(189, files::extended::lsetxattr, Partial(XATTR)),
@@ -214,7 +200,7 @@ pub const ENTRIES: &[Entry] = &[
     call!(327, files::io::preadv2, Full),
     call!(328, files::io::pwritev2, Full),
     call!(333, files::aio::io_pgetevents, Full),
-    call!(332, files::stat::statx, Partial("no attribute flags, no mount id")),
+    call!(332, files::stat::statx, Partial("no attribute flags but that of mount roots")),
     call!(
         436,
         files::descriptors::close_range,
@@ -461,9 +447,10 @@ pub const ENTRIES: &[Entry] = &[
         272,
         tasks::clone::unshare,
         Partial(
-            "no new namespaces (EPERM); one thread of several cannot leave files and directories"
+            "no new namespaces but those of mounts (EPERM); one thread of several cannot leave files and directories"
         )
     ),
+    call!(308, tasks::clone::setns, Partial("trees of mounts alone: EINVAL for other namespaces")),
     call!(273, tasks::set_robust_list, Full),
     call!(274, tasks::get_robust_list, Full),
     call!(302, tasks::prlimit64, Full),

@@ -79,9 +79,8 @@ bitflags! {
     }
 }
 
-/// New namespaces need privileges that no guest has.
-pub const NAMESPACES: CloneFlags = CloneFlags::NEWNS
-    .union(CloneFlags::NEWCGROUP)
+/// New namespaces that need privileges that no guest has: all but those of mounts.
+pub const NAMESPACES: CloneFlags = CloneFlags::NEWCGROUP
     .union(CloneFlags::NEWUTS)
     .union(CloneFlags::NEWIPC)
     .union(CloneFlags::NEWUSER)
@@ -119,8 +118,12 @@ impl Request {
 
     fn check(&self) -> Result<()> {
         let has = |flags| self.flags.contains(flags);
+        let new_mounts = has(CloneFlags::NEWNS);
         if has(CloneFlags::NEWNS | CloneFlags::FS) || has(CloneFlags::NEWUSER | CloneFlags::FS) {
             return Err(Errno::EINVAL);
+        }
+        if new_mounts {
+            current().process.credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
         }
         if self.flags.intersects(NAMESPACES) {
             return Err(Errno::EPERM);
@@ -133,6 +136,8 @@ impl Request {
             || signals_without_memory
             || signals_between_processes
             || has(CloneFlags::PIDFD | CloneFlags::THREAD)
+            // All threads of a process have one tree of mounts.
+            || new_mounts && has(CloneFlags::THREAD)
             || has(CloneFlags::SETTLS) && self.tls >= thaw_abi::layout::GUEST_MAX
             || has(CloneFlags::PARENT) && current().process.pid == super::process::FIRST_PID
         {
@@ -272,6 +277,12 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     };
     let sharing = Sharing { descriptors: has(CloneFlags::FILES), directories: has(CloneFlags::FS) };
     let resources = maker.for_child(sharing);
+    if has(CloneFlags::NEWNS)
+        && let Err(error) = resources.unshare_mounts()
+    {
+        resources.release();
+        return Err(error);
+    }
     let shares = Shares { mm, resources, borrows_memory: has(CloneFlags::VFORK) };
     let (parent, exit_signal) = if has(CloneFlags::PARENT) {
         (maker.parent_pid(), maker.family.get().exit_signal)

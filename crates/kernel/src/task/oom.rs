@@ -74,7 +74,7 @@ mod tests {
     fn child(pid: u32, shares_memory: bool) -> Arc<Process> {
         let maker = current_process();
         let mm = if shares_memory { maker.mm() } else { Arc::new(crate::task::Space::new()) };
-        let resources = ProcessFiles::new(kernel().fs.root.clone());
+        let resources = ProcessFiles::new(kernel().fs.namespace.clone());
         let shares = Shares { mm, resources, borrows_memory: false };
         let child = Arc::new(maker.child(Pid::new(pid), Some(maker.pid), None, shares));
         kernel().tasks.processes.borrow_mut().insert(child.pid, child.clone());

@@ -1,6 +1,7 @@
 //! unshare(2): a process has for itself what it has shared.
 
 use super::clone::{CloneFlags, NAMESPACES};
+use super::credentials::Capabilities;
 use super::process::Process;
 use crate::errno::{Errno, Result};
 
@@ -14,6 +15,7 @@ const KNOWN: CloneFlags = CloneFlags::THREAD
     .union(CloneFlags::VM)
     .union(CloneFlags::FILES)
     .union(CloneFlags::SYSVSEM)
+    .union(CloneFlags::NEWNS)
     .union(NAMESPACES);
 
 /// What is shared as soon as there are several threads.
@@ -27,7 +29,9 @@ impl Process {
         let namespaces = flags & NEWTIME != 0;
         let flags = CloneFlags::from_bits(flags & !NEWTIME).ok_or(Errno::EINVAL)?;
         self.check_unshare(flags, namespaces)?;
-        if flags.contains(CloneFlags::FS) {
+        if flags.contains(CloneFlags::NEWNS) {
+            self.unshare_mounts()?;
+        } else if flags.contains(CloneFlags::FS) {
             self.unshare_fs();
         }
         if flags.contains(CloneFlags::FILES) {
@@ -48,7 +52,11 @@ impl Process {
         if new_time || flags.intersects(NAMESPACES) {
             return Err(Errno::EPERM);
         }
-        if flags.intersects(CloneFlags::FS | CloneFlags::FILES) && !self.has_one_thread() {
+        if flags.contains(CloneFlags::NEWNS) {
+            self.credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
+        }
+        let of_process = CloneFlags::FS | CloneFlags::FILES | CloneFlags::NEWNS;
+        if flags.intersects(of_process) && !self.has_one_thread() {
             return Err(Errno::EINVAL);
         }
         Ok(())

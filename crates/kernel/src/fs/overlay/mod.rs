@@ -14,6 +14,7 @@ mod directory;
 mod file;
 mod node;
 mod pages;
+mod quota;
 mod written;
 
 use alloc::collections::BTreeMap;
@@ -25,10 +26,11 @@ pub use file::{Grow, RegularFile, Seals};
 pub use node::Node;
 pub use written::Found as WrittenFiles;
 
-use super::inode::{FilesystemId, Inode, NewInode, NewKind, Statfs};
+use super::inode::{FileType, FilesystemId, Inode, NewInode, NewKind, Statfs};
 use super::lower::{LowerId, LowerLayer};
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
+use quota::Quota;
 
 /// First inode number of files that do not come from the lower layer: beyond
 /// the inode numbers of any rootfs index.
@@ -39,6 +41,18 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// `OVERLAYFS_SUPER_MAGIC` (statfs(2)).
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 
+/// Files that there may be, as statfs(2) says where there is no limit.
+const FILES: u64 = 1 << 20;
+
+/// Limits of a file system of a program; `None`: not said, 0: none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// Pages of all files.
+    pub pages: Option<u64>,
+    /// Files.
+    pub inodes: Option<u64>,
+}
+
 /// An instance of the file system.
 pub struct Overlay {
     id: FilesystemId,
@@ -46,6 +60,10 @@ pub struct Overlay {
     next_ino: AtomicU64,
     /// Nodes made of lower files since the last look for some to forget.
     made: AtomicUsize,
+    /// Pages that files may have.
+    pages: Option<Arc<Quota>>,
+    /// Files that there may be.
+    inodes: Option<Arc<Quota>>,
     /// Nodes of lower files with more than one name, which must be the same
     /// node under each of them.
     linked: KernelCell<BTreeMap<LowerId, Arc<Node>>>,
@@ -63,13 +81,36 @@ impl Overlay {
     pub fn empty(id: FilesystemId, permissions: u32) -> Arc<Node> {
         let fs = Self::instance(id, None);
         let new = NewInode { kind: NewKind::Directory, permissions, uid: 0, gid: 0 };
-        Node::new(fs, &new)
+        Node::unlimited(fs, &new)
+    }
+
+    /// An empty file system of a program, with limits of its own that may be changed.
+    pub fn limited(
+        id: FilesystemId,
+        permissions: u32,
+        (uid, gid): (u32, u32),
+        limits: Limits,
+    ) -> Result<Arc<Node>> {
+        let quota = |limit: Option<u64>| Some(Arc::new(Quota::new(limit.unwrap_or(0))));
+        let fs = Self::build(id, None, quota(limits.pages), quota(limits.inodes));
+        Node::new(fs, &NewInode { kind: NewKind::Directory, permissions, uid, gid })
     }
 
     fn instance(id: FilesystemId, lower: Option<LowerLayer>) -> Arc<Self> {
+        Self::build(id, lower, None, None)
+    }
+
+    fn build(
+        id: FilesystemId,
+        lower: Option<LowerLayer>,
+        pages: Option<Arc<Quota>>,
+        inodes: Option<Arc<Quota>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             id,
             lower,
+            pages,
+            inodes,
             next_ino: AtomicU64::new(FIRST_OWN_INO),
             made: AtomicUsize::new(0),
             linked: KernelCell::default(),
@@ -100,15 +141,22 @@ impl Overlay {
 
     fn statfs(&self) -> Statfs {
         let kind = if self.lower.is_some() { OVERLAYFS_MAGIC } else { TMPFS_MAGIC };
-        let (total, free) = pages::page_counts();
+        let (mut total, mut free) = pages::page_counts();
+        if let Some((limit, left)) = self.pages.as_ref().and_then(|quota| quota.limit_and_left()) {
+            (total, free) = (limit, left.min(free));
+        }
+        let used = self.next_ino.load(Ordering::Relaxed) - FIRST_OWN_INO;
+        let all = (FILES, FILES - used.min(FILES));
+        let inodes = self.inodes.as_ref().and_then(|quota| quota.limit_and_left());
+        let (files, free_files) = inodes.unwrap_or(all);
         Statfs {
             kind,
             bsize: 4096,
             blocks: total,
             bfree: free,
             bavail: free,
-            files: 1 << 20,
-            ffree: (1 << 20) - (self.next_ino.load(Ordering::Relaxed) - FIRST_OWN_INO).min(1 << 20),
+            files,
+            ffree: free_files,
             fsid: [self.id.0 as i32, 0],
             namelen: 255,
             frsize: 4096,
@@ -119,6 +167,42 @@ impl Overlay {
 }
 
 impl Node {
+    /// `EINVAL` if the file system of this node holds more than new limits allow.
+    pub fn check_limits(&self, new: Limits) -> Result<()> {
+        let fits = |quota: &Option<Arc<Quota>>, limit: Option<u64>| match (quota, limit) {
+            (Some(quota), Some(limit)) => quota.fits(limit),
+            _ => true,
+        };
+        let both = fits(&self.fs.pages, new.pages) && fits(&self.fs.inodes, new.inodes);
+        if both { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Changes the limits that are said.
+    pub fn set_limits(&self, new: Limits) {
+        for (quota, limit) in [(&self.fs.pages, new.pages), (&self.fs.inodes, new.inodes)] {
+            if let (Some(quota), Some(limit)) = (quota, limit) {
+                quota.set_limit(limit);
+            }
+        }
+    }
+
+    /// Lets go of all files below this root directory of a file system that is gone. Without
+    /// recursion: a program may nest directories as deep as it likes.
+    pub fn dismantle(self: &Arc<Self>) {
+        let mut waiting = alloc::vec![self.clone()];
+        while let Some(node) = waiting.pop() {
+            let entries = match node.entries() {
+                Ok(entries) => core::mem::take(&mut *entries.borrow_mut()),
+                Err(_) => continue,
+            };
+            let nodes = entries.changed.into_values().filter_map(|entry| match entry {
+                directory::Entry::Node(node) => Some(node),
+                directory::Entry::Whiteout => None,
+            });
+            waiting.extend(nodes.filter(|node| node.file_type() == FileType::Directory));
+        }
+    }
+
     /// Whether so many nodes have been made of lower files that it is time to
     /// forget some.
     pub fn should_prune(&self) -> bool {

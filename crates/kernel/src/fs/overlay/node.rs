@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use super::directory::Entries;
 use super::file::{MAX_FILE_SIZE, RegularFile, Seals};
 use super::pages::Content;
+use super::quota::Share;
 use super::{DirectoryFile, Overlay, device_number};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, OpenFlags};
@@ -32,6 +33,8 @@ pub struct Node {
     pub(super) body: Body,
     extended: ExtendedAttributes,
     uses: Uses,
+    /// Itself, among the files that there may be.
+    _counted: Share,
 }
 
 /// Who uses a regular file.
@@ -87,11 +90,23 @@ pub(super) enum Body {
 }
 
 impl Node {
-    /// A new file without a name.
-    pub(super) fn new(fs: Arc<Overlay>, new: &NewInode) -> Arc<Self> {
+    /// A new file without a name; `ENOSPC` if there are as many files as there may be.
+    pub(super) fn new(fs: Arc<Overlay>, new: &NewInode) -> Result<Arc<Self>> {
+        let mut counted = Share::of(fs.inodes.as_ref());
+        counted.take_one()?;
+        Ok(Self::counted(fs, new, counted))
+    }
+
+    /// A new file without a name in a file system without limits.
+    pub(super) fn unlimited(fs: Arc<Overlay>, new: &NewInode) -> Arc<Self> {
+        Self::counted(fs, new, Share::default())
+    }
+
+    fn counted(fs: Arc<Overlay>, new: &NewInode, counted: Share) -> Arc<Self> {
         let now = Timestamp::now();
+        let content = || Content::limited(Share::of(fs.pages.as_ref()));
         let (file_type, body, rdev) = match &new.kind {
-            NewKind::Regular => (FileType::Regular, Body::Regular(KernelCell::default()), 0),
+            NewKind::Regular => (FileType::Regular, Body::Regular(KernelCell::new(content())), 0),
             NewKind::Directory => (FileType::Directory, Body::Directory(KernelCell::default()), 0),
             NewKind::Symlink(target) => (FileType::Symlink, Body::Symlink(target.clone()), 0),
             NewKind::Fifo => (FileType::Fifo, Body::Special, 0),
@@ -112,7 +127,8 @@ impl Node {
             changed: true,
         };
         let numbers = (fs.new_ino(), fs.device());
-        Self::build(fs, numbers, file_type, meta, body, ExtendedAttributes::default())
+        let node = Self::build(fs, numbers, file_type, meta, body, ExtendedAttributes::default());
+        Arc::new(Self { _counted: counted, ..node })
     }
 
     fn build(
@@ -122,8 +138,8 @@ impl Node {
         meta: Meta,
         body: Body,
         extended: ExtendedAttributes,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+    ) -> Self {
+        Self {
             fs,
             ino,
             device,
@@ -132,7 +148,8 @@ impl Node {
             body,
             extended,
             uses: Uses::default(),
-        })
+            _counted: Share::default(),
+        }
     }
 
     /// The node of a file of the lower layer.
@@ -163,7 +180,7 @@ impl Node {
         };
         let numbers = (below.ino, device_number(fs.id, below.device));
         let extended = ExtendedAttributes::of_lower(&*lower, id);
-        Ok(Self::build(fs, numbers, file_type, meta, body, extended))
+        Ok(Arc::new(Self::build(fs, numbers, file_type, meta, body, extended)))
     }
 
     /// Counts an open file description.
@@ -360,13 +377,13 @@ impl Inode for Node {
     }
 
     fn create(&self, name: &[u8], new: &NewInode) -> Result<Arc<dyn Inode>> {
-        let node = Node::new(self.fs.clone(), new);
+        let node = Node::new(self.fs.clone(), new)?;
         self.add_entry(name, node.clone())?;
         Ok(node)
     }
 
     fn create_unnamed(&self, new: &NewInode) -> Result<Arc<dyn Inode>> {
-        let node = Node::new(self.fs.clone(), new);
+        let node = Node::new(self.fs.clone(), new)?;
         node.meta.borrow_mut().nlink = 0;
         node.uses.naming.set(Naming::Allowed);
         Ok(node)

@@ -8,6 +8,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range as Span;
 
+use super::quota::Share;
 use crate::errno::{Errno, Result};
 use crate::fs::lower::{LowerId, LowerLayer};
 use crate::io::{Sink, Source};
@@ -39,12 +40,19 @@ pub struct Content {
     /// Pages that a shared memory mapping has at the moment, with the address:
     /// what is in `pages` for them is out of date.
     lent: BTreeMap<u64, u64>,
+    /// The pages, among those that files of the file system may have.
+    share: Share,
 }
 
 impl Content {
     /// The content of a lower file.
     pub fn of_lower(id: LowerId, size: u64) -> Self {
         Self { size, below: Some(Below { id, len: size }), ..Self::default() }
+    }
+
+    /// No content, and what it has of a quota.
+    pub fn limited(share: Share) -> Self {
+        Self { share, ..Self::default() }
     }
 
     /// Bytes of the file.
@@ -101,6 +109,7 @@ impl Content {
         self.recall_addresses(0, u64::MAX);
         if size < self.size {
             self.pages.split_off(&size.div_ceil(PAGE));
+            self.share.shrink_to(self.pages.len() as u64);
             if let Some(below) = &mut self.below {
                 below.len = below.len.min(size);
             }
@@ -128,6 +137,7 @@ impl Content {
                 if bytes.is_shown() { bytes.fill(0) } else { gone.push(page) }
             }
             gone.iter().for_each(|page| drop(self.pages.remove(page)));
+            self.share.shrink_to(self.pages.len() as u64);
         }
         let mut at = offset;
         while at < end {
@@ -153,6 +163,7 @@ impl Content {
         let pages = offset / PAGE..end.div_ceil(PAGE);
         let there = self.pages.range(pages.clone()).count() as u64;
         check_room(pages.end - pages.start - there)?;
+        self.share.check_room(pages.end - pages.start - there)?;
         for page in pages {
             self.page_for_write(lower, page)?;
         }
@@ -270,12 +281,14 @@ impl Content {
         match self.pages.entry(page) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
+                self.share.check_room(1)?;
                 let mut fresh = alloc_page()?;
                 let start = page * PAGE;
                 if let Some(below) = self.below.filter(|below| start < below.len) {
                     let len = (below.len - start).min(PAGE) as usize;
                     read_below(lower, below.id, &mut fresh[..len], start)?;
                 }
+                self.share.take_one()?;
                 Ok(entry.insert(fresh))
             }
         }

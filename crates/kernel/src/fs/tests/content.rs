@@ -220,6 +220,7 @@ fn a_private_mapping_loses_what_its_file_loses() {
         device: 0,
         inode: 0,
         writable: true,
+        holder: None,
     };
     let request = MapRequest {
         placement: Placement::FixedNoReplace(HERE),

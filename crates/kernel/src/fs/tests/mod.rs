@@ -4,6 +4,7 @@ mod content;
 mod descriptors;
 mod directories;
 mod extended;
+mod mounting;
 mod names;
 mod walking;
 

@@ -11,6 +11,7 @@ use crate::fs::file::{File, OpenFlags};
 use crate::fs::inode::{
     AttributeChanges, Attributes, FileType, FilesystemId, Inode, Statfs, Timestamp,
 };
+use crate::fs::mount::Mount;
 use crate::fs::overlay::device_number;
 use crate::fs::path::Path;
 use crate::fs::pseudo::{Directory, Names, Place};
@@ -21,10 +22,10 @@ const MAGIC: i64 = 0x1cd1;
 /// The instance, fixed so that both ends of a terminal agree on its inode.
 pub const FILESYSTEM: FilesystemId = FilesystemId(8);
 
-/// The root directory.
-pub fn root() -> Arc<dyn Inode> {
+/// A root directory, of which `ptmx` has these permissions. All show the same terminals.
+pub fn root(ptmx_permissions: u32) -> Arc<dyn Inode> {
     let place = Place { filesystem: FILESYSTEM, magic: MAGIC, ino: 1, owner: (0, 0) };
-    Directory::new(place, Slaves)
+    Directory::new(place, Slaves { ptmx_permissions })
 }
 
 /// Attributes of a name here.
@@ -45,22 +46,29 @@ pub fn attributes(ino: u64, number: u32, access: Access) -> Attributes {
     }
 }
 
-/// The place of a slave in the tree.
-pub fn path_of(pty: &Arc<Pty>) -> Result<Path> {
-    let mounts = kernel().fs.mounts.borrow_mut();
-    let here = mounts.iter().find(|mount| mount.root.inode.filesystem() == FILESYSTEM);
-    let root = here.ok_or(Errno::ENXIO)?.root.clone();
+/// The place of a slave in the tree of the running process; without a devpts in that, outside of all.
+pub fn path_of(pty: &Arc<Pty>) -> Path {
+    let namespace = crate::task::current_process().fs().borrow_mut().namespace.clone();
+    let shows = |mount: &Arc<Mount>| mount.root.inode.filesystem() == FILESYSTEM;
     let name = alloc::format!("{}", pty.number);
     let inode = Arc::new(SlaveInode { pty: pty.clone() });
-    Ok(Path::new(Dentry::detached(inode, name.as_bytes(), &root)))
+    match namespace.mounts().into_iter().find(shows) {
+        Some(mount) => {
+            let root = mount.root.clone();
+            Path::new(mount, Dentry::detached(inode, name.as_bytes(), &root))
+        }
+        None => Path::anonymous(Dentry::anonymous(inode, name.as_bytes())),
+    }
 }
 
-struct Slaves;
+struct Slaves {
+    ptmx_permissions: u32,
+}
 
 impl Names for Slaves {
     fn lookup(&self, name: &[u8], _: &Place) -> Result<Option<Arc<dyn Inode>>> {
         if name == b"ptmx" {
-            return Ok(Some(Arc::new(Multiplexer)));
+            return Ok(Some(Arc::new(Multiplexer { permissions: self.ptmx_permissions })));
         }
         let number = core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok());
         let canonical = |number: &u32| alloc::format!("{number}").as_bytes() == name;
@@ -160,11 +168,13 @@ impl Inode for HostInode {
 }
 
 /// `/dev/pts/ptmx`: the same as `/dev/ptmx`, for nobody by default.
-struct Multiplexer;
+struct Multiplexer {
+    permissions: u32,
+}
 
 impl Inode for Multiplexer {
     fn attributes(&self) -> Attributes {
-        let access = Access { permissions: 0, uid: 0, gid: 0 };
+        let access = Access { permissions: self.permissions, uid: 0, gid: 0 };
         Attributes { rdev: makedev(5, 2), ..attributes(2, 0, access) }
     }
     fn file_type(&self) -> FileType {

@@ -121,6 +121,7 @@ impl Segment {
             device: self.file.0,
             inode: self.file.1,
             writable: is_writable,
+            holder: None,
         }
     }
 

@@ -28,6 +28,7 @@ pub fn change(path: &Path, changes: &AttributeChanges) -> Result<()> {
 
 /// chmod(2), for a file that was found.
 pub fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<()> {
+    path.check_writable()?;
     let attributes = path.inode().attributes();
     if !context.identity.owns(&attributes) {
         return Err(Errno::EPERM);
@@ -74,6 +75,7 @@ fn id(value: u32) -> Option<u32> {
 }
 
 fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<()> {
+    path.check_writable()?;
     let (uid, gid) = (id(uid), id(gid));
     let attributes = path.inode().attributes();
     let identity = &context.identity;
@@ -153,6 +155,7 @@ fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) 
     if atime == NewTime::Omit && mtime == NewTime::Omit {
         return Ok(());
     }
+    path.check_writable()?;
     let attributes: Attributes = path.inode().attributes();
     if !context.identity.owns(&attributes) {
         // utimensat(2), "Permissions requirements".

@@ -1,5 +1,6 @@
 //! Opening, closing and duplicating descriptors.
 
+use alloc::borrow::Cow;
 use alloc::sync::Arc;
 
 use super::{descriptor_limit, start};
@@ -50,7 +51,12 @@ fn finish_open(dirfd: Fd, path: UserString, how: How) -> Result<i32> {
     Ok(descriptor.install(open, OnExec::of(how.flags)))
 }
 
-fn start_for(context: &Context, dirfd: Fd, path: &[u8], resolve: Resolve) -> Result<Path> {
+fn start_for<'c>(
+    context: &'c Context,
+    dirfd: Fd,
+    path: &[u8],
+    resolve: Resolve,
+) -> Result<Cow<'c, Path>> {
     // With RESOLVE_IN_ROOT an absolute path starts at the descriptor, too.
     if resolve.intersects(Resolve::IN_ROOT | Resolve::BENEATH) {
         context.start(dirfd)
@@ -208,7 +214,7 @@ pub fn memfd_create(name: UserString, Flags(flags): Flags) -> Result<i32> {
     dentry.set_unlinked();
     let file = Arc::new(RegularFile::memory(node, seals));
     let flags_of_file = OpenFlags::RDWR | OpenFlags::LARGEFILE;
-    let open = OpenFile::new(file, flags_of_file, Some(Path::new(dentry)));
+    let open = OpenFile::new(file, flags_of_file, Some(Path::anonymous(dentry)));
     let cloexec = flags & MFD_CLOEXEC != 0;
     install(open, if cloexec { OpenFlags::CLOEXEC } else { OpenFlags::empty() })
 }

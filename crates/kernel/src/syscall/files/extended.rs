@@ -82,6 +82,7 @@ fn set(file: Named, name: UserString, value: UserPtr<u8>, size: usize, flags: u3
     }
     let context = Context::current();
     let path = file.place(&context)?;
+    path.check_writable()?;
     if name == CAPABILITY && !is_capability_value(&bytes) {
         return Err(Errno::EINVAL);
     }
@@ -98,6 +99,7 @@ fn remove(file: Named, name: UserString) -> Result<()> {
     let context = Context::current();
     let path = file.place(&context)?;
     let name = read_name(name)?;
+    path.check_writable()?;
     attributes(&context.identity, &**path.inode(), &name, Use::Write)?.remove(&name)?;
     changed(&path);
     Ok(())

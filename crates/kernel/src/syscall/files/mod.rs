@@ -9,6 +9,7 @@ pub mod directory;
 pub mod extended;
 pub mod io;
 pub mod locking;
+pub mod mounting;
 pub mod names;
 pub mod pipes;
 pub mod space;
@@ -18,6 +19,8 @@ pub mod sync;
 pub mod watching;
 
 use bitflags::bitflags;
+
+use alloc::borrow::Cow;
 
 use crate::args::{Fd, UserString};
 use crate::errno::{Errno, Result};
@@ -68,12 +71,16 @@ pub(super) fn resolve(
     follow: Follow,
 ) -> Result<Path> {
     let path = path.read_path()?;
-    walk(context, &start(context, dirfd, &path)?, &path, follow)
+    walk(context, &*start(context, dirfd, &path)?, &path, follow)
 }
 
 /// Where `path` starts. An absolute one needs no valid descriptor.
-pub(super) fn start(context: &Context, dirfd: Fd, path: &[u8]) -> Result<Path> {
-    if path.first() == Some(&b'/') { Ok(context.root.clone()) } else { context.start(dirfd) }
+pub(super) fn start<'c>(context: &'c Context, dirfd: Fd, path: &[u8]) -> Result<Cow<'c, Path>> {
+    if path.first() == Some(&b'/') {
+        Ok(Cow::Borrowed(&context.root))
+    } else {
+        context.start(dirfd)
+    }
 }
 
 /// As [`resolve`], but an empty path with `AT_EMPTY_PATH` means the descriptor itself.
@@ -87,7 +94,7 @@ pub(super) fn resolve_at(
     if path.is_empty() && flags.contains(AtFlags::EMPTY_PATH) {
         return place_of(context, dirfd);
     }
-    walk(context, &start(context, dirfd, &path)?, &path, flags.follow())
+    walk(context, &*start(context, dirfd, &path)?, &path, flags.follow())
 }
 
 /// The place that a descriptor stands for, `AT_FDCWD` included.

@@ -11,7 +11,8 @@ use crate::task::Capabilities;
 fn create(dirfd: Fd, path: UserString, kind: NewKind, permissions: u32) -> Result<()> {
     let path = path.read_path()?;
     let context = Context::current();
-    namespace::create(&context, &start(&context, dirfd, &path)?, &path, kind, permissions).map(drop)
+    namespace::create(&context, &*start(&context, dirfd, &path)?, &path, kind, permissions)
+        .map(drop)
 }
 
 /// mkdir(2).
@@ -85,13 +86,13 @@ pub fn linkat(
     };
     let target = resolve_at(&context, old_dirfd, old, follow | (flags & AtFlags::EMPTY_PATH))?;
     let path = new.read_path()?;
-    namespace::link(&context, &target, &start(&context, new_dirfd, &path)?, &path)
+    namespace::link(&context, &target, &*start(&context, new_dirfd, &path)?, &path)
 }
 
 fn remove(dirfd: Fd, path: UserString, removal: Removal) -> Result<()> {
     let path = path.read_path()?;
     let context = Context::current();
-    namespace::remove(&context, &start(&context, dirfd, &path)?, &path, removal)
+    namespace::remove(&context, &*start(&context, dirfd, &path)?, &path, removal)
 }
 
 /// unlink(2).

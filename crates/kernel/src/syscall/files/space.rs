@@ -23,6 +23,7 @@ pub fn truncate(path: UserString, len: i64) -> Result<()> {
         FileType::Directory => return Err(Errno::EISDIR),
         _ => return Err(Errno::EINVAL),
     }
+    path.check_writable()?;
     context.identity.check(&**path.inode(), Access::WRITE)?;
     check_not_running(path.inode())?;
     path.inode().truncate(size)?;

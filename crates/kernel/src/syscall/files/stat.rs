@@ -6,6 +6,8 @@ use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::file::{OpenFile, Stat};
 use crate::fs::inode::{Attributes, FileType, Link, Statfs};
+use crate::fs::mount::MountFlags;
+use crate::fs::path::Path;
 use crate::fs::permission::{Access, Identity};
 use crate::fs::walk::{Follow, walk};
 use crate::platform::user::UserAddress;
@@ -48,25 +50,47 @@ pub fn newfstatat(
     Flags(flags): Flags,
 ) -> Result<()> {
     let flags = AtFlags::parse(flags, STAT_FLAGS)?;
-    let stat = attributes_at(dirfd, path, flags)?.to_stat();
+    let stat = find_at(dirfd, path, flags)?.attributes.to_stat();
     to.write(&stat)
 }
 
-fn attributes_at(dirfd: Fd, path: UserString, flags: AtFlags) -> Result<Attributes> {
+/// What is known of a file.
+struct Found {
+    attributes: Attributes,
+    /// The number of its mount, if it has a place in a tree.
+    mount: Option<u64>,
+    is_mount_root: bool,
+}
+
+impl Found {
+    fn at(path: &Path) -> Self {
+        Self {
+            attributes: path.inode().attributes(),
+            mount: path.mount().map(|mount| mount.id),
+            is_mount_root: path.is_mount_root(),
+        }
+    }
+
+    fn without_place(stat: &Stat) -> Self {
+        Self { attributes: Attributes::from_stat(stat), mount: None, is_mount_root: false }
+    }
+}
+
+fn find_at(dirfd: Fd, path: UserString, flags: AtFlags) -> Result<Found> {
     // The usual way of glibc to call fstat.
     let empty = flags.contains(AtFlags::EMPTY_PATH) && (path.is_null() || path.read::<u8>()? == 0);
     if empty && dirfd != AT_FDCWD {
         let open = dirfd.file()?;
         return match &open.path {
-            Some(path) => Ok(path.inode().attributes()),
-            None => Ok(Attributes::from_stat(&open.file.stat()?)),
+            Some(path) => Ok(Found::at(path)),
+            None => Ok(Found::without_place(&open.file.stat()?)),
         };
     }
     let context = Context::current();
     if empty {
-        return Ok(context.cwd.inode().attributes());
+        return Ok(Found::at(&context.cwd));
     }
-    Ok(resolve_at(&context, dirfd, path, flags)?.inode().attributes())
+    Ok(Found::at(&resolve_at(&context, dirfd, path, flags)?))
 }
 
 /// `struct statx_timestamp`.
@@ -116,6 +140,8 @@ const _: () = assert!(size_of::<Statx>() == 256);
 
 const STATX_BASIC_STATS: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
+const STATX_MNT_ID: u32 = 0x1000;
+const STATX_ATTR_MOUNT_ROOT: u64 = 0x2000;
 const STATX_RESERVED: u32 = 0x8000_0000;
 
 fn major(device: u64) -> u32 {
@@ -138,11 +164,11 @@ pub fn statx(
     if mask & STATX_RESERVED != 0 || flags.contains(AtFlags::STATX_SYNC) {
         return Err(Errno::EINVAL);
     }
-    let found = attributes_at(dirfd, path, flags)?;
+    let Found { attributes: found, mount, is_mount_root } = find_at(dirfd, path, flags)?;
     let statx = Statx {
-        mask: STATX_BASIC_STATS | STATX_BTIME,
+        mask: STATX_BASIC_STATS | STATX_BTIME | mount.map_or(0, |_| STATX_MNT_ID),
         blksize: 4096,
-        attributes: 0,
+        attributes: if is_mount_root { STATX_ATTR_MOUNT_ROOT } else { 0 },
         nlink: found.nlink,
         uid: found.uid,
         gid: found.gid,
@@ -151,7 +177,7 @@ pub fn statx(
         ino: found.ino,
         size: found.size,
         blocks: found.blocks,
-        attributes_mask: 0,
+        attributes_mask: STATX_ATTR_MOUNT_ROOT,
         atime: found.atime.into(),
         btime: found.btime.into(),
         ctime: found.ctime.into(),
@@ -160,7 +186,7 @@ pub fn statx(
         rdev_minor: minor(found.rdev),
         dev_major: major(found.dev),
         dev_minor: minor(found.dev),
-        mount_id: 0,
+        mount_id: mount.unwrap_or(0),
         rest: [0; 13],
     };
     to.write(&statx)
@@ -195,10 +221,19 @@ fn check_access(dirfd: Fd, path: UserString, mode: u32, flags: AtFlags) -> Resul
         context.identity = Identity::real(&current_process().credentials.borrow_mut());
     }
     let path = resolve_at(&context, dirfd, path, flags)?;
-    if !access.is_empty() {
-        context.identity.check(&**path.inode(), access)?;
+    if access.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let kind = path.inode().file_type();
+    if access.contains(Access::EXECUTE)
+        && kind == FileType::Regular
+        && path.mount_flags().contains(MountFlags::NOEXEC)
+    {
+        return Err(Errno::EACCES);
+    }
+    context.identity.check(&**path.inode(), access)?;
+    let is_kept = matches!(kind, FileType::Regular | FileType::Directory | FileType::Symlink);
+    if access.contains(Access::WRITE) && is_kept { path.check_writable() } else { Ok(()) }
 }
 
 /// readlink(2).
@@ -223,7 +258,7 @@ fn read_link_at(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> 
         }
         link
     } else {
-        walk(&context, &start(&context, dirfd, &path)?, &path, Follow::No)?
+        walk(&context, &*start(&context, dirfd, &path)?, &path, Follow::No)?
     };
     let target = match link.inode().read_link()? {
         Link::Text(target) => target,
@@ -236,11 +271,15 @@ fn read_link_at(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> 
 
 /// statfs(2).
 pub fn statfs(path: UserString, to: UserPtr<Statfs>) -> Result<()> {
-    let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
-    to.write(&path.inode().statfs())
+    to.write(&statfs_of(&resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?))
 }
 
 /// fstatfs(2).
 pub fn fstatfs(fd: Fd, to: UserPtr<Statfs>) -> Result<()> {
-    to.write(&place_of(&Context::current(), fd)?.inode().statfs())
+    to.write(&statfs_of(&place_of(&Context::current(), fd)?))
+}
+
+fn statfs_of(path: &Path) -> Statfs {
+    let statfs = path.inode().statfs();
+    path.mount().map_or(statfs, |mount| mount.complete_statfs(statfs))
 }

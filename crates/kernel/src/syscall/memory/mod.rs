@@ -15,7 +15,7 @@ use crate::mm::limits::{MapLimit, is_data};
 use crate::mm::remap::Remap;
 use crate::mm::space::{MapRequest, Placement};
 use crate::mm::vma::{Vma, VmaFlags};
-use crate::platform::machine::{Machine, Memory, PROT_WRITE, Populate};
+use crate::platform::machine::{Machine, Memory, PROT_EXEC, PROT_WRITE, Populate};
 use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
@@ -164,6 +164,10 @@ fn file_backing(fd: Fd, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, bo
         return Err(Errno::ENODEV);
     }
     let shared = shared && !copies;
+    let holder = open.holder();
+    if prot & PROT_EXEC != 0 && holder.as_ref().is_some_and(|mount| mount.forbids_execution()) {
+        return Err(Errno::EPERM);
+    }
     let source = open.file.mmap_source()?;
     let (path, stat) = if matches!(source, MmapSource::Zero) && !shared {
         (alloc::vec::Vec::new(), Default::default())
@@ -171,7 +175,7 @@ fn file_backing(fd: Fd, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, bo
         (open.display_path(), open.file.stat()?)
     };
     let (device, inode) = (stat.dev, stat.ino);
-    let backing = FileBacking { source, path: path.into(), device, inode, writable };
+    let backing = FileBacking { source, path: path.into(), device, inode, writable, holder };
     Ok((Arc::new(backing), shared))
 }
 
@@ -197,6 +201,7 @@ pub fn mprotect(UserAddress(start): UserAddress, len: u64, Flags(prot): Flags) -
         from = vma.start;
     }
     check_writable(from, bytes, prot)?;
+    check_executable(from, bytes, prot)?;
     match current_process().mm().protect(from, bytes, prot & 7) {
         Err(Errno::EINVAL) => Err(Errno::ENOMEM),
         outcome => outcome,
@@ -217,6 +222,22 @@ fn check_writable(start: u64, len: u64, prot: u32) -> Result<()> {
         false => 0,
     });
     limit.check_data(&mm, more)
+}
+
+/// `EACCES` if files are mapped there that may not be executed (mount(2), `MS_NOEXEC`).
+fn check_executable(start: u64, len: u64, prot: u32) -> Result<()> {
+    if prot & PROT_EXEC == 0 {
+        return Ok(());
+    }
+    let end = start.saturating_add(page_align_up(len).unwrap_or(u64::MAX));
+    let forbids = |vma: &Vma| {
+        let holder = vma.file.as_ref().and_then(|file| file.holder.as_ref());
+        vma.prot & PROT_EXEC == 0 && holder.is_some_and(|mount| mount.forbids_execution())
+    };
+    let found = current_process()
+        .mm()
+        .sum(&|vma| u64::from(vma.start < end && vma.end > start && forbids(vma)));
+    if found == 0 { Ok(()) } else { Err(Errno::EACCES) }
 }
 
 /// brk(2): the system call returns the break, whether or not it moved.

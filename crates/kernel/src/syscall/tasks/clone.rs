@@ -1,14 +1,15 @@
 //! System calls that make threads and processes: clone(2), fork(2), vfork(2).
 
-use crate::args::{UserPtr, Word};
+use crate::args::{Fd, Flags, UserPtr, Word};
 use crate::errno::{Errno, Result};
-use crate::ipc::pidfd::NewPidFd;
+use crate::fs::mount::handle::NamespaceFile;
+use crate::ipc::pidfd::{NewPidFd, process_of};
 use crate::ipc::sysv;
 use crate::platform::user::UserAddress;
 use crate::task::clone::{CloneFlags, NewTask, Request};
-use crate::task::current_process;
 use crate::task::ids::Tid;
 use crate::task::signal::{SIGNAL_COUNT, Signal};
+use crate::task::{Capabilities, current_process};
 
 /// fork(2).
 pub fn fork() -> Result<Tid> {
@@ -93,6 +94,35 @@ pub fn unshare(Word(flags): Word) -> Result<()> {
     if process.unshare(flags)? {
         sysv::undo_semaphores(&process);
     }
+    Ok(())
+}
+
+/// setns(2): into a tree of mounts, by its file or by a process that has it.
+pub fn setns(fd: Fd, Flags(kind): Flags) -> Result<()> {
+    const MOUNTS: u32 = CloneFlags::NEWNS.bits() as u32;
+    let open = fd.usable_file()?;
+    let namespace = if let Some(file) = open.downcast::<NamespaceFile>() {
+        if kind != 0 && kind != MOUNTS {
+            return Err(Errno::EINVAL);
+        }
+        file.namespace().clone()
+    } else {
+        let process = process_of(fd).map_err(|_| Errno::EINVAL)?;
+        if kind != MOUNTS {
+            return Err(Errno::EINVAL);
+        }
+        process.fs().borrow_mut().namespace.clone()
+    };
+    let process = current_process();
+    {
+        let credentials = process.credentials.borrow_mut();
+        credentials.require(Capabilities::SYS_ADMIN)?;
+        credentials.require(Capabilities::SYS_CHROOT)?;
+    }
+    if process.shares_fs() || process.threads.borrow_mut().len() > 1 {
+        return Err(Errno::EINVAL);
+    }
+    process.set_mounts(&namespace);
     Ok(())
 }
 

@@ -15,6 +15,7 @@ pub mod seccomp;
 pub mod signals;
 pub mod timers;
 
+use alloc::borrow::Cow;
 pub use capabilities::{capget, capset};
 pub use children::*;
 pub use credentials::*;
@@ -93,7 +94,7 @@ pub fn execveat(
     }
     let start = match path.read_path()?.first() {
         None => return Err(Errno::ENOENT),
-        Some(b'/') => context.root.clone(),
+        Some(b'/') => Cow::Borrowed(&context.root),
         Some(_) => context.start(dirfd)?,
     };
     let follow = if flags & AT_SYMLINK_NOFOLLOW != 0 { Follow::No } else { Follow::Yes };

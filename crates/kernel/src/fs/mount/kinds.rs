@@ -1,0 +1,92 @@
+//! New file systems, by name.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+
+use super::filesystem::{Access, Filesystem};
+use super::options::{self, Options};
+use crate::errno::{Errno, Result};
+use crate::fs::dentry::Dentry;
+use crate::fs::inode::Inode;
+use crate::fs::overlay::{Limits, Overlay, node_of_inode};
+use crate::fs::tty::devpts;
+use crate::state::kernel;
+
+/// Directories of memory, and those of the kernel's own that have options.
+const TMPFS: &str = "tmpfs";
+const RAMFS: &str = "ramfs";
+const DEVPTS: &str = "devpts";
+
+/// The file system that mount(2) asks for by name. `ENODEV`: there is none of that name.
+/// `EINVAL`: it does not have these options.
+pub(super) fn open(kind: &[u8], options: &[u8], access: Access) -> Result<Arc<Filesystem>> {
+    match kind {
+        b"tmpfs" => memory(TMPFS, &options::parse(options, options::TMPFS)?, access),
+        b"ramfs" => memory(RAMFS, &options::parse(options, options::RAMFS)?, access),
+        b"devpts" => terminals(&options::parse(options, options::DEVPTS)?, access),
+        b"devtmpfs" => {
+            options::parse(options, options::TMPFS)?;
+            kernel().fs.devices()
+        }
+        _ => {
+            let shared = kernel().fs.shared(kind).ok_or(Errno::ENODEV)?;
+            options::parse(options, options::NONE)?;
+            Ok(shared)
+        }
+    }
+}
+
+/// A new directory in memory. The sandbox's own limit for files holds in any case.
+fn memory(kind: &'static str, options: &Options, access: Access) -> Result<Arc<Filesystem>> {
+    let default = if kind == TMPFS { options::TMPFS_MODE } else { 0o755 };
+    let number = kernel().fs.registry.new_filesystem();
+    let owner = (options.uid.unwrap_or(0), options.gid.unwrap_or(0));
+    let limits = Limits { pages: options.pages, inodes: options.inodes };
+    let root = Overlay::limited(number.id(), options.mode.unwrap_or(default), owner, limits)?;
+    let root: Arc<dyn Inode> = root;
+    let text = options.text();
+    Ok(Filesystem::of_program(number, kind, Dentry::root(root), &text, access))
+}
+
+/// The terminals, under another root: those of all devpts are the same here.
+fn terminals(options: &Options, access: Access) -> Result<Arc<Filesystem>> {
+    let number = kernel().fs.registry.new_filesystem();
+    let root = Dentry::root(devpts::root(options.ptmx_mode.unwrap_or(0)));
+    let text = options.text_of_terminals();
+    Ok(Filesystem::of_program(number, DEVPTS, root, &text, access))
+}
+
+/// Changes a file system that is mounted. `EINVAL`: it does not have these options, or holds more
+/// than they allow.
+pub(super) fn reconfigure(filesystem: &Filesystem, options: &[u8], access: Access) -> Result<()> {
+    let known = match filesystem.kind {
+        TMPFS => options::TMPFS,
+        RAMFS => options::RAMFS,
+        DEVPTS => options::DEVPTS,
+        // What was mounted at boot may be named with options that it already has.
+        _ => options::NONE,
+    };
+    let new = options::parse(options, known)?;
+    let node = node_of_inode(&filesystem.root.inode).filter(|_| filesystem.kind == TMPFS);
+    if let Some(node) = &node {
+        node.check_limits(Limits { pages: new.pages, inodes: new.inodes })?;
+    }
+    filesystem.set_access(access)?;
+    if let Some(node) = &node {
+        node.set_limits(Limits { pages: new.pages, inodes: new.inodes });
+        filesystem.set_options(changed(&filesystem.options(), &new));
+    }
+    Ok(())
+}
+
+/// Options as they are shown after some have changed: only limits do.
+fn changed(old: &str, new: &Options) -> String {
+    let is_replaced = |option: &&str| {
+        new.pages.is_some() && option.starts_with("size=")
+            || new.inodes.is_some() && option.starts_with("nr_inodes=")
+    };
+    let kept = old.split(',').filter(|option| !option.is_empty() && !is_replaced(option));
+    let limits = Options { mode: None, uid: None, gid: None, ptmx_mode: None, ..*new };
+    let kept: String = kept.map(|option| alloc::format!(",{option}")).collect();
+    limits.text() + &kept
+}
