@@ -192,3 +192,66 @@ fn many_directories_are_served_at_once() {
         assert_eq!(fs::read_to_string(copy).expect("a copy"), format!("{number}\n"));
     }
 }
+
+/// A sandbox with bound directories that runs a program in Python with the first one as its argument.
+fn python(binds: &[String], program: &str) -> String {
+    let mut command = thaw();
+    command.args(["run", "--weak-limits", "--as-root", "--rootfs", "/"]);
+    binds.iter().for_each(|bind| drop(command.args(["--bind", bind])));
+    command.args(["--", "python3", "-c", program]);
+    run(&mut command).success()
+}
+
+/// More names, and longer ones, than a request has room for.
+#[test]
+fn long_paths_are_refused_or_looked_up_as_on_linux() {
+    let home = tempfile::tempdir().expect("a directory");
+    fs::create_dir_all(home.path().join("a/".repeat(60))).expect("directories");
+    let bind = format!("{}:/shared:rw", home.path().display());
+    let program = "
+import os, errno
+def error(call, *arguments):
+    try: call(*arguments)
+    except OSError as error: return errno.errorcode[error.errno]
+    return 'none'
+os.symlink('/shared/' + 'x' * 4087, '/tmp/long')
+os.symlink('/shared/' + 'a/' * 50, '/tmp/deep')
+print(error(os.stat, '/tmp/long/' + 'y' * 4086), error(os.stat, '/shared/' + 'a/' * 60))
+print(error(os.stat, '/tmp/deep/' + 'a/' * 10), error(os.stat, '/tmp/deep/' + 'a/' * 11))
+directory = '/shared'
+for name in 'd' * 15:
+    directory += '/' + name * 250
+    os.mkdir(directory)
+os.chdir(directory)
+print(error(os.symlink, 't' * 4095, 'link'), error(os.rename, 'n' * 250, 'm' * 250))
+print(error(os.stat, directory + '/..'), error(os.listdir, '.'))
+";
+    let said = python(&[bind], program);
+    let expected = "ENAMETOOLONG none\nnone ENOENT\nENAMETOOLONG ENOENT\nnone none\n";
+    assert_eq!(said, expected);
+}
+
+/// What is open in bound directories leaves the sandbox and the process that serves its files enough
+/// descriptors for all else.
+#[test]
+fn many_open_files_leave_descriptors_for_others() {
+    let home = tempfile::tempdir().expect("a directory");
+    let mut binds = Vec::new();
+    for number in 0..9 {
+        let directory = home.path().join(format!("m{number}"));
+        fs::create_dir_all(directory.join("d/".repeat(30))).expect("directories");
+        for file in 0..500 {
+            fs::write(directory.join(format!("f{file}")), format!("{number} {file}"))
+                .expect("a file");
+        }
+        binds.push(format!("{}:/m/{number}", directory.display()));
+    }
+    let program = "
+import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+files = [(m, f, open(f'/m/{m}/f{f}')) for m in range(9) for f in range(500)]
+for m in range(9): os.stat(f'/m/{m}/' + 'd/' * 30)
+print(open('/etc/hostname').read() != '', all(file.read() == f'{m} {f}' for m, f, file in files))
+";
+    assert_eq!(python(&binds, program), "True True\n");
+}

@@ -157,11 +157,11 @@ impl<'c> Walk<'c> {
             if !current.is_directory() {
                 return Err(Errno::ENOTDIR);
             }
-            current.inode().expect_walk(&rest[at..]);
             self.context.identity.check(&**current.inode(), Access::EXECUTE)?;
             if name.len() > NAME_MAX {
                 return Err(Errno::ENAMETOOLONG);
             }
+            current.inode().expect_walk(&rest[at..]);
             if is_last && to_parent {
                 let last = match name {
                     b"." => Last::Dot,

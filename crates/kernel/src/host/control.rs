@@ -112,6 +112,9 @@ const EAGERNESS_NS: u64 = 100_000;
 /// The same as long as there is something to do meanwhile.
 const WORK_NS: u64 = 200_000;
 
+/// Most bytes of a message to the host, its header included.
+pub const REQUEST_MAX: usize = 8192;
+
 /// Messages kept for the idle loop. Empty whenever the sandbox is frozen.
 static KEPT: KernelCell<Option<VecDeque<Kept>>> = KernelCell::new(None);
 /// Knows what they mean.
@@ -312,7 +315,7 @@ pub fn send_to(socket: HostFd, kind: u32, sequence: u64, parts: [&[u8]; 2]) -> R
 /// pages of stack that every copy writes.
 #[inline(never)]
 fn send_long(socket: HostFd, kind: u32, sequence: u64, parts: [&[u8]; 2]) -> Result<()> {
-    send_through(&mut [0; 8192], socket, kind, sequence, parts)
+    send_through(&mut [0; REQUEST_MAX], socket, kind, sequence, parts)
 }
 
 fn send_through(

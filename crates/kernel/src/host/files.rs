@@ -19,6 +19,43 @@ use crate::sync::KernelCell;
 #[derive(Default)]
 pub struct Descriptors {
     by_path: KernelCell<Option<OfBoot<ByPath>>>,
+    /// How many there are of open files of bound directories.
+    bound: KernelCell<Option<OfBoot<usize>>>,
+}
+
+/// Most descriptors of open files of bound directories. Those of further files are not kept: reading
+/// them is a request.
+const BOUND_MAX: usize = 256;
+
+/// A descriptor of an open file of a bound directory.
+pub struct BoundDescriptor(OfBoot<HostFd>);
+
+impl BoundDescriptor {
+    /// Keeps one that the host has given; `None`, and it is closed: there are too many.
+    pub fn keep(descriptor: HostFd) -> Option<Self> {
+        let mut bound = kernel().host_files.bound.borrow_mut();
+        let count = OfBoot::of_this(&mut bound);
+        if *count >= BOUND_MAX {
+            Machine::close(descriptor);
+            return None;
+        }
+        *count += 1;
+        Some(Self(OfBoot::new(descriptor)))
+    }
+
+    /// It, in the boot that it was given in.
+    pub fn get(&self) -> Option<HostFd> {
+        self.0.get().copied()
+    }
+}
+
+impl Drop for BoundDescriptor {
+    fn drop(&mut self) {
+        if let Some(descriptor) = self.get() {
+            Machine::close(descriptor);
+            *OfBoot::of_this(&mut kernel().host_files.bound.borrow_mut()) -= 1;
+        }
+    }
 }
 
 type ByPath = BTreeMap<Arc<[u8]>, HostFd>;

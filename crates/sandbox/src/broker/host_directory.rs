@@ -6,11 +6,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytemuck::{Zeroable, bytes_of};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, Statx, StatxFlags, fstat, makedev, open,
-    openat, readlinkat, statx,
+    CWD, Dir, FileType, Mode, OFlags, Stat, Statx, StatxFlags, fstat, makedev, open, openat,
+    readlinkat,
 };
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -38,8 +39,9 @@ pub struct HostDirectory {
     hidden: Hidden,
     /// What of it can be seen.
     part: Part,
-    /// The directories that the last path has passed, from the root on.
+    /// The directories that the last path has passed, from the root on, as many as may be held.
     passed: Mutex<Vec<PassedDirectory>>,
+    passed_max: usize,
 }
 
 /// A directory that a path has passed. The next path that passes its name only has to see that it is
@@ -87,7 +89,9 @@ pub(super) struct Description {
 }
 
 /// Most directories of a path that are held for the next one.
-const PASSED_MAX: usize = 32;
+const PASSED_MAX: usize = 8;
+/// How long the entries of a page are looked at: a request has to be answered some time.
+const LOOKS_MAX: Duration = Duration::from_millis(50);
 /// Most bytes of a page of entries.
 const PAGE_MAX: usize = 64 * 1024;
 /// Most entries of a directory: a larger one is refused rather than read into
@@ -178,6 +182,7 @@ impl HostDirectory {
             hidden,
             part: Part::All,
             passed: Mutex::default(),
+            passed_max: 0,
         })
     }
 
@@ -212,7 +217,9 @@ impl HostDirectory {
         let mounts = Mutex::new(Mounts::of_this_process()?);
         let policy = HostPolicy { rights, fuse, hidden, ..HostPolicy::default() };
         let (hidden, root) = (Hidden::new(&policy.hidden), Arc::new(root));
-        Ok(Self { root, mount, policy, mounts, hidden, part, passed: Mutex::default() })
+        // This process has nothing but directories.
+        let (passed, passed_max) = (Mutex::default(), PASSED_MAX);
+        Ok(Self { root, mount, policy, mounts, hidden, part, passed, passed_max })
     }
 
     /// A descriptor of it.
@@ -327,11 +334,8 @@ impl HostDirectory {
         let file = Arc::new(openat(here, OsStr::from_bytes(name), flags, Mode::empty())?);
         let found = look(file.as_fd(), c"")?;
         let is_directory = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory;
-        if is_directory
-            && found.stx_mnt_id == self.mount
-            && passed.len() == depth
-            && depth < PASSED_MAX
-        {
+        let is_next = passed.len() == depth && depth < self.passed_max;
+        if is_directory && is_next && found.stx_mnt_id == self.mount {
             let (name, id) = (name.to_vec(), FileId::of(&found));
             passed.push(PassedDirectory { name, file: file.clone(), id });
         }
@@ -415,7 +419,7 @@ impl HostDirectory {
         path: &[u8],
         mut grow: impl FnMut(usize) -> Result<(), Errno>,
     ) -> Result<Listing, Errno> {
-        let mut listing = Listing { path: path.to_vec(), directory: None, entries: Vec::new() };
+        let mut listing = Listing { path: path.to_vec(), entries: Vec::new() };
         let Place::Seen(located) = self.locate(path)? else { return Ok(listing) };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(&located, c".", flags, Mode::empty())?;
@@ -441,28 +445,35 @@ impl HostDirectory {
             listing.entries.push((name.to_bytes().to_vec(), entry.ino(), kind));
         }
         listing.entries.sort_by(|a, b| a.0.cmp(&b.0));
-        listing.directory = Some(directory);
         Ok(listing)
     }
 
     /// A page of a list ([`Listing::page`]), with the attributes of each entry; of mode 0 where a look at
-    /// the entry itself has to decide what is seen of it.
+    /// the entry itself has to decide what is seen of it, or the file system is slow.
     pub(super) fn page_with_attributes(&self, listing: &Listing, skip: u64) -> Vec<u8> {
-        let Some(directory) = &listing.directory else { return Vec::new() };
-        let mount = look(directory.as_fd(), c"").map_or(0, |found| found.stx_mnt_id);
+        let directory = self.locate(&listing.path).and_then(Place::seen).ok();
+        let mount = directory.as_ref().and_then(|directory| look(directory.as_fd(), c"").ok());
+        let mount = mount.map(|found| found.stx_mnt_id);
+        let begun = Instant::now();
         listing.page_with(skip, |name, tail| {
-            let flags =
-                AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-            let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
-            let attributes = match statx(directory, OsStr::from_bytes(name), flags, wanted) {
-                Ok(found) if found.stx_mnt_id == mount && !self.hidden.contains(&found) => {
-                    encode_extended(&found)
-                }
-                // Gone, or not to be seen as it is.
-                _ => FileAttributes::zeroed(),
-            };
-            tail.extend_from_slice(bytes_of(&attributes));
+            let directory = directory.as_ref().filter(|_| begun.elapsed() < LOOKS_MAX);
+            let found = directory.and_then(|directory| self.look_at_entry(directory, mount, name));
+            tail.extend_from_slice(bytes_of(&found.unwrap_or(FileAttributes::zeroed())));
         })
+    }
+
+    /// Attributes of an entry that lies on the mount of its directory and may be seen.
+    fn look_at_entry(
+        &self,
+        directory: &OwnedFd,
+        mount: Option<u64>,
+        name: &[u8],
+    ) -> Option<FileAttributes> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(directory, OsStr::from_bytes(name), flags, Mode::empty()).ok()?;
+        let found = look(file.as_fd(), c"").ok()?;
+        let is_seen = Some(found.stx_mnt_id) == mount && !self.hidden.contains(&found);
+        Some(encode(&fstat(&file).ok().filter(|_| is_seen)?))
     }
 }
 
@@ -531,8 +542,6 @@ fn empty(found: &Statx) -> FileAttributes {
 #[derive(Debug)]
 pub(super) struct Listing {
     path: Vec<u8>,
-    /// The directory; none: it looks empty.
-    directory: Option<OwnedFd>,
     entries: Vec<(Vec<u8>, u64, FileType)>,
 }
 
@@ -567,22 +576,6 @@ impl Listing {
             add(name, &mut tail);
         }
         tail
-    }
-}
-
-fn encode_extended(found: &Statx) -> FileAttributes {
-    FileAttributes {
-        device: makedev(found.stx_dev_major, found.stx_dev_minor),
-        inode: found.stx_ino,
-        size: found.stx_size,
-        mtime_sec: found.stx_mtime.tv_sec,
-        mtime_nsec: found.stx_mtime.tv_nsec,
-        mode: found.stx_mode.into(),
-        uid: found.stx_uid,
-        gid: found.stx_gid,
-        nlink: found.stx_nlink,
-        rdev: u32::try_from(makedev(found.stx_rdev_major, found.stx_rdev_minor))
-            .unwrap_or(u32::MAX),
     }
 }
 
@@ -770,6 +763,7 @@ mod tests {
             fs::write(at(directory).join("name"), directory).unwrap();
         };
         let directory = HostDirectory::open(all.path()).unwrap();
+        let directory = HostDirectory { passed_max: PASSED_MAX, ..directory };
         let read = |path: &str| {
             let mut text = String::new();
             let (file, _) = directory.open_file(path.as_bytes())?;
@@ -810,34 +804,39 @@ mod tests {
         fs::write(all.path().join("file"), "content").unwrap();
         symlink("/etc/passwd", all.path().join("link")).unwrap();
         let own = HostDirectory::open_with(all.path(), &policy).unwrap();
-        assert_eq!(check_attributes(&own), [("home".to_owned(), false)]);
+        assert_eq!(check_attributes(&own), ["home"]);
         let root = HostDirectory::open("/".as_ref()).unwrap();
-        assert!(check_attributes(&root).contains(&("proc".to_owned(), false)));
+        let page = root.page_with_attributes(&root.list(b"").unwrap(), 0);
+        let proc = entries(&page).into_iter().find(|(name, _)| name == "proc").unwrap();
+        assert_eq!(proc.1.mode, 0, "another mount");
+    }
+
+    /// The entries of a page with attributes.
+    fn entries(page: &[u8]) -> Vec<(String, FileAttributes)> {
+        let (mut rest, mut found) = (page, Vec::new());
+        while let Some((head, tail)) = rest.split_at_checked(size_of::<DirectoryEntry>()) {
+            let head: DirectoryEntry = bytemuck::pod_read_unaligned(head);
+            let (name, tail) = tail.split_at((head.name_len as usize).next_multiple_of(8));
+            let (told, tail) = tail.split_at(size_of::<FileAttributes>());
+            let name = String::from_utf8(name[..head.name_len as usize].to_vec()).unwrap();
+            found.push((name, bytemuck::pod_read_unaligned(told)));
+            rest = tail;
+        }
+        found
     }
 
     /// The entries of a directory of which its list tells no attributes; all others are as they are when
     /// they are looked at.
-    fn check_attributes(directory: &HostDirectory) -> Vec<(String, bool)> {
+    fn check_attributes(directory: &HostDirectory) -> Vec<String> {
         let listing = directory.list(b"").unwrap();
-        let page = directory.page_with_attributes(&listing, 0);
-        let (mut rest, mut untold, mut count) = (page.as_slice(), Vec::new(), 0);
-        while let Some((head, tail)) = rest.split_at_checked(size_of::<DirectoryEntry>()) {
-            let head: DirectoryEntry = bytemuck::pod_read_unaligned(head);
-            let len = head.name_len as usize;
-            let name = String::from_utf8(tail[..len].to_vec()).unwrap();
-            let (told, tail) =
-                tail[len.next_multiple_of(8)..].split_at(size_of::<FileAttributes>());
-            let told: FileAttributes = bytemuck::pod_read_unaligned(told);
-            match told.mode {
-                0 => untold.push((name, false)),
-                _ => {
-                    assert_eq!(bytes_of(&told), directory.stat(name.as_bytes()).unwrap(), "{name}")
-                }
-            }
-            (rest, count) = (tail, count + 1);
+        let all = entries(&directory.page_with_attributes(&listing, 0));
+        assert_eq!(all.len(), listing.entries.len());
+        let (untold, told): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, told)| told.mode == 0);
+        for (name, told) in told {
+            assert_eq!(bytes_of(&told), directory.stat(name.as_bytes()).unwrap(), "{name}");
         }
-        assert_eq!(count, listing.entries.len());
-        untold
+        untold.into_iter().map(|(name, _)| name).collect()
     }
 
     #[test]

@@ -8,6 +8,7 @@ use thaw_abi::control::FileAttributes;
 
 use super::{Bind, Moment};
 use crate::errno::{Errno, Result};
+use crate::fs::walk::{NAME_MAX, PATH_MAX};
 
 /// Most names that the host is asked for at once.
 const NAMES_MAX: usize = 32;
@@ -16,11 +17,17 @@ const NAMES_MAX: usize = 32;
 #[derive(Default)]
 pub struct Ahead {
     since: Option<Moment>,
+    /// The host could not say anything.
+    has_failed: bool,
     /// Paths below the bound directory, and what they lead to.
     found: Vec<(Vec<u8>, Result<FileAttributes>)>,
 }
 
 impl Ahead {
+    fn has_failed_since(&self, now: Moment) -> bool {
+        self.has_failed && self.since == Some(now)
+    }
+
     fn get(&self, path: &[u8], now: Moment) -> Option<Result<FileAttributes>> {
         let known = self.since == Some(now);
         let mut found = self.found.iter().filter(|_| known);
@@ -37,25 +44,40 @@ impl Bind {
 
     /// Asks for the names of `path` from the directory `base` on, if there are several to be looked up.
     pub(super) fn ask_ahead(&self, base: Vec<u8>, path: &[u8]) {
-        let names: Vec<_> = names_to_look_up(path).collect();
+        if self.is_volume() || self.ahead.borrow_mut().has_failed_since(self.moment()) {
+            return;
+        }
+        let names = names_to_look_up(path, base.len());
         let [first, _, ..] = &names[..] else { return };
-        if self.is_volume() || self.told_ahead(&join(&base, first)).is_some() {
+        let next = join(&base, first);
+        if self.told_ahead(&next).is_some() {
             return;
         }
         let whole = names.iter().fold(base.clone(), |path, name| join(&path, name));
         let skip = base.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).count();
-        // Where this fails, each name is asked for.
-        if let Ok(reply) = self.ask(BIND_WALK, [skip as u64, 0, 0], &whole) {
-            let found = told(&reply, base, &names).unwrap_or_default();
-            *self.ahead.borrow_mut() = Ahead { since: Some(self.moment()), found };
-        }
+        let reply = self.ask(BIND_WALK, [skip as u64, 0, 0], &whole);
+        let found = match &reply {
+            Ok(reply) => told(reply, base, &names),
+            // A file system does not answer: nobody asks it for each name of the path.
+            Err(Errno::ETIMEDOUT) => Some(alloc::vec![(next, Err(Errno::ETIMEDOUT))]),
+            Err(_) => None,
+        };
+        let (since, has_failed) = (Some(self.moment()), found.is_none());
+        *self.ahead.borrow_mut() = Ahead { since, has_failed, found: found.unwrap_or_default() };
     }
 }
 
-/// The names of a path up to the first one that goes elsewhere.
-fn names_to_look_up(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+/// The names of a path up to the first one that goes elsewhere, as many as the host takes behind a path
+/// of `before` bytes.
+fn names_to_look_up(path: &[u8], before: usize) -> Vec<&[u8]> {
     let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
-    names.take_while(|name| !matches!(*name, b"." | b"..")).take(NAMES_MAX)
+    let mut len = before;
+    let fits = |name: &&[u8]| {
+        len += 1 + name.len();
+        name.len() <= NAME_MAX && len < PATH_MAX
+    };
+    let forward = names.take_while(|name| !matches!(*name, b"." | b"..")).take_while(fits);
+    forward.take(NAMES_MAX).collect()
 }
 
 /// What a reply says of each path; `None`: it says nothing that can be relied upon.
@@ -108,11 +130,22 @@ mod tests {
 
     #[test]
     fn names_are_looked_up_until_the_path_turns_back() {
-        let names = |path| names_to_look_up(path).collect::<Vec<_>>();
+        let names = |path| names_to_look_up(path, 0);
         assert_eq!(names(b"a//b/"), [b"a", b"b"]);
         assert_eq!(names(b"a/b/../c"), [b"a", b"b"]);
         assert_eq!(names(b"./a"), [b""; 0]);
         assert_eq!(names(&b"x/".repeat(100)).len(), NAMES_MAX);
+    }
+
+    /// What is behind a link may be longer than any path.
+    #[test]
+    fn no_request_is_longer_than_a_path() {
+        let name = [b'x'; NAME_MAX];
+        let long = [&name[..], b"/"].concat().repeat(16);
+        assert_eq!(names_to_look_up(&long, 0).len(), 15);
+        assert_eq!(names_to_look_up(&long, PATH_MAX - 300).len(), 1);
+        assert!(names_to_look_up(&[b'x'; NAME_MAX + 1], 0).is_empty());
+        assert_eq!(names_to_look_up(&[b"a/", &[b'x'; 8000][..]].concat(), 0), [b"a"]);
     }
 
     #[test]

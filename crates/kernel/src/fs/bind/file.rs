@@ -12,11 +12,11 @@ use crate::fs::file::{File, Stat};
 use crate::fs::inode::Inode;
 use crate::fs::lower::host_file;
 use crate::fs::writing;
+use crate::host::files::BoundDescriptor;
 use crate::io::{Sink, Source};
 use crate::mm::backing::{MmapSource, UpperPages};
 use crate::mm::shared::Placed;
-use crate::platform::machine::{HostFd, HostFiles, Machine};
-use crate::state::OfBoot;
+use crate::platform::machine::HostFd;
 
 /// An open regular file of the host.
 pub struct BoundFile {
@@ -29,14 +29,14 @@ struct Pages {
     /// The open file.
     handle: Handle,
     /// The same to be read without a request, if it was opened to be read only.
-    descriptor: Option<OfBoot<HostFd>>,
+    descriptor: Option<BoundDescriptor>,
 }
 
 impl BoundFile {
     pub(super) fn new(node: Arc<BoundNode>, handle: u64, descriptor: Option<HostFd>) -> Self {
         let handle = Handle::new(handle);
         node.open.borrow_mut().push(handle);
-        let descriptor = descriptor.map(OfBoot::new);
+        let descriptor = descriptor.and_then(BoundDescriptor::keep);
         Self { pages: Arc::new(Pages { node, handle, descriptor }) }
     }
 }
@@ -48,7 +48,7 @@ impl Pages {
     }
 
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
-        if let Some(&descriptor) = self.descriptor.as_ref().and_then(OfBoot::get) {
+        if let Some(descriptor) = self.descriptor.as_ref().and_then(BoundDescriptor::get) {
             let len = sink.remaining();
             return host_file::read_file(|| Ok(descriptor), sink, offset, len);
         }
@@ -108,9 +108,6 @@ impl Drop for Pages {
     fn drop(&mut self) {
         let handle = self.handle;
         self.node.open.borrow_mut().retain(|open| *open != handle);
-        if let Some(&descriptor) = self.descriptor.as_ref().and_then(OfBoot::get) {
-            Machine::close(descriptor);
-        }
         if handle.is_of_this_boot() {
             // Nobody is left to hear of a failure.
             let _ = self.node.bind.ask(BIND_CLOSE, [handle.number, 0, 0], &[]);

@@ -22,7 +22,7 @@ use thaw_abi::bind::{
     BIND_FSTAT, BIND_LIST, BIND_READ, BIND_READLINK, BIND_STAT, BIND_STATFS, BIND_WALK,
     BindRequest, BindStatfs, VOLUME_RENEW,
 };
-use thaw_abi::control::FileAttributes;
+use thaw_abi::control::{FileAttributes, MessageHeader};
 
 use ahead::Ahead;
 pub use file::BoundFile;
@@ -32,6 +32,7 @@ pub use volume::VolumeFile;
 
 use super::inode::{FilesystemId, Inode, Statfs};
 use crate::errno::{Errno, Result};
+use crate::host::control::REQUEST_MAX;
 use crate::host::{files_socket, volume_socket};
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state;
@@ -82,6 +83,8 @@ pub enum Kind {
     },
 }
 
+/// Most bytes behind a request: two paths may be longer than a packet.
+const TAIL_MAX: usize = REQUEST_MAX - size_of::<MessageHeader>() - size_of::<BindRequest>();
 /// Requests that change nothing.
 const LOOKS: [u32; 7] =
     [BIND_STAT, BIND_FSTAT, BIND_LIST, BIND_READLINK, BIND_STATFS, BIND_READ, BIND_WALK];
@@ -135,6 +138,9 @@ impl Bind {
     ) -> Result<(Option<HostFd>, Vec<u8>)> {
         if !LOOKS.contains(&operation) {
             *self.changes.borrow_mut() += 1;
+        }
+        if tail.len() > TAIL_MAX {
+            return Err(Errno::ENAMETOOLONG);
         }
         let [a, b, c] = arguments;
         let request = BindRequest { mount: self.mount, operation, a, b, c };

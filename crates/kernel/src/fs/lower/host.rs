@@ -1,6 +1,6 @@
 //! A directory of the host as lower layer, asked for through the broker.
 //!
-//! What the broker says about a file is kept: the layer counts as read-only,
+//! What the broker says about a file that is looked at is kept: the layer counts as read-only,
 //! and a program that looks twice must not pay twice. A file that changes on
 //! the host while the sandbox runs shows its old attributes and its new content.
 
@@ -20,6 +20,7 @@ use crate::fs::lower::host_file;
 use crate::host::{files, files_socket};
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
+use crate::platform::machine::{Clocks, Machine};
 use crate::sync::KernelCell;
 
 /// The lower layer that the broker serves.
@@ -29,6 +30,8 @@ pub struct HostLower {
 
 /// Most files whose attributes are kept although nobody has asked for them.
 const LISTED_MAX: usize = 2048;
+/// For how long, in nanoseconds: they are to be those of the first look.
+const LISTED_NS: u64 = 1_000_000_000;
 
 #[derive(Default)]
 struct State {
@@ -42,7 +45,20 @@ struct State {
     /// Files with several names, by device and inode number: each is one file.
     linked: BTreeMap<(u64, u64), LowerId>,
     /// What came with the lists of directories, by path: whoever lists one often looks at what is in it.
-    listed: BTreeMap<Vec<u8>, FileAttributes>,
+    listed: BTreeMap<Vec<u8>, Listed>,
+}
+
+/// What a list says of an entry, and when it was asked for.
+struct Listed {
+    attributes: FileAttributes,
+    since: u64,
+}
+
+impl Listed {
+    fn is_fresh(&self) -> bool {
+        let age = Machine::monotonic_ns().checked_sub(self.since);
+        age.is_some_and(|age| age < LISTED_NS)
+    }
 }
 
 #[derive(Clone)]
@@ -71,10 +87,10 @@ impl HostLower {
             if let Some(id) = state.by_path.get(path) {
                 return Ok(Some(*id));
             }
-            state.listed.remove(path)
+            state.listed.remove(path).filter(Listed::is_fresh)
         };
         match listed {
-            Some(attributes) => self.add(path, attributes).map(Some),
+            Some(listed) => self.add(path, listed.attributes).map(Some),
             None => self.ask(path),
         }
     }
@@ -122,7 +138,7 @@ impl HostLower {
     }
 
     /// Keeps what a list says of an entry.
-    fn keep_listed(&self, path: Vec<u8>, attributes: FileAttributes) {
+    fn keep_listed(&self, path: Vec<u8>, listed: Listed) {
         let mut state = self.state.borrow_mut();
         if state.by_path.contains_key(&*path) {
             return;
@@ -130,7 +146,7 @@ impl HostLower {
         if state.listed.len() >= LISTED_MAX {
             state.listed.clear();
         }
-        state.listed.insert(path, attributes);
+        state.listed.insert(path, listed);
     }
 }
 
@@ -182,6 +198,7 @@ impl Lower for HostLower {
         let mut reply = Vec::new();
         loop {
             reply.clear();
+            let since = Machine::monotonic_ns();
             files_socket::request(MSG_FS_LOOK, bytemuck::bytes_of(&request), &path, &mut reply)?;
             if reply.is_empty() {
                 return Ok(());
@@ -197,7 +214,7 @@ impl Lower for HostLower {
                 rest = after.get(name.len().next_multiple_of(8)..).ok_or(Errno::EIO)?;
                 let attributes = parse(rest)?;
                 if attributes.mode != 0 {
-                    self.keep_listed(join(&path, name), attributes);
+                    self.keep_listed(join(&path, name), Listed { attributes, since });
                 }
                 rest = &rest[size_of::<FileAttributes>()..];
             }
@@ -303,13 +320,21 @@ mod tests {
         sandbox.host.remove("told");
         let told = layer.lookup(root, b"told").unwrap().unwrap();
         assert_eq!(layer.attributes(told).unwrap().ino, 2);
-        assert!(layer.state.borrow_mut().listed.is_empty(), "it is kept twice");
+        assert!(!layer.state.borrow_mut().listed.contains_key(&b"told"[..]), "it is kept twice");
+        // What a list has told long ago is asked for.
+        put(&sandbox, "old", 0o100600, 1, (7, 4), "");
+        let attributes = FileAttributes { inode: 9, mode: 0o100644, ..Zeroable::zeroed() };
+        let since = Machine::monotonic_ns() - LISTED_NS;
+        layer.keep_listed(b"old".to_vec(), Listed { attributes, since });
+        let old = layer.lookup(root, b"old").unwrap().unwrap();
+        assert_eq!(layer.attributes(old).unwrap().ino, 4);
         put(&sandbox, "untold", 0o100600, 1, (7, 3), "");
         let untold = layer.lookup(root, b"untold").unwrap().unwrap();
         assert_eq!(layer.attributes(untold).unwrap().mode, 0o100600);
         for number in 0..3 * LISTED_MAX {
             let attributes = FileAttributes { mode: 0o100600, ..Zeroable::zeroed() };
-            layer.keep_listed(number.to_ne_bytes().to_vec(), attributes);
+            let since = Machine::monotonic_ns();
+            layer.keep_listed(number.to_ne_bytes().to_vec(), Listed { attributes, since });
             assert!(layer.state.borrow_mut().listed.len() <= LISTED_MAX);
         }
     }

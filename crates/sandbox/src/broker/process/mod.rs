@@ -1,8 +1,8 @@
 //! The process that serves directories of the host to one sandbox.
 //!
 //! Its requests are hostile, and it has files: so it has no more rights than [`FileRights`]
-//! say, no memory of anybody else, and no host call but for files and the two sockets that it
-//! was given. It is this same executable. Its caller describes the directories and passes on
+//! say, no memory of anybody else, and no host call but for files and its sockets: the two that it
+//! was given, and one for requests of the sandbox. It is this same executable. Its caller describes the directories and passes on
 //! requests; it answers straight to the sandbox. It ends with its caller's socket, and the
 //! sandbox with it.
 //!
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use bytemuck::{bytes_of, pod_read_unaligned};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
-use rustix::process::{Resource, setsid};
+use rustix::process::{Resource, getrlimit, setsid};
 use rustix::thread::set_name;
 use thaw_abi::control::{MESSAGE_MAX, MessageHeader};
 
@@ -48,6 +48,9 @@ const UNREAD_MAX: Duration = Duration::from_secs(10);
 const BACKLOG_MAX: usize = 2048;
 /// Most bytes of what it is told of directories.
 const SETUP_MAX: usize = 128 * 1024;
+/// Most files that it has open, if it may: as many as the sandbox has open of each bound directory, and
+/// directories.
+const FILES_MAX: u64 = 65_536;
 /// Most descriptors in a packet.
 const AT_ONCE: usize = 16;
 
@@ -278,7 +281,9 @@ fn confine(socket: &OwnedFd) -> Result<FileServer, Failure> {
     let directories = Directories::told(setup, descriptors).during("look at its directories")?;
     let own = OwnSocketPair::new().during("make the sandbox' own socket")?;
     // A core dump would hold what is in files.
-    set_limits(&[(Resource::Core, 0), (Resource::Memlock, 0)]).during("set resource limits")?;
+    let files = getrlimit(Resource::Nofile).maximum.unwrap_or(FILES_MAX).min(FILES_MAX);
+    let limits = [(Resource::Core, 0), (Resource::Memlock, 0), (Resource::Nofile, files)];
+    set_limits(&limits).during("set resource limits")?;
     rights.take_for_process().during("take the rights under which files are served")?;
     // Forbids new privileges, too.
     filter::install(access).during("install its filter")?;
