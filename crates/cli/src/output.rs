@@ -109,6 +109,18 @@ pub fn escape(text: &str) -> String {
         .collect()
 }
 
+/// A command line, with quotes where a shell would want them.
+pub fn command_line(words: &[impl AsRef<str>]) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    let quoted = words.iter().map(AsRef::as_ref).map(|word| {
+        match !word.is_empty() && word.chars().all(is_plain) {
+            true => word.to_owned(),
+            false => format!("'{}'", word.replace('\'', "'\\''")),
+        }
+    });
+    thaw_sandbox::escape(quoted.collect::<Vec<_>>().join(" ").as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -93,7 +93,7 @@ fn gdb_debugs_a_program_of_gdbserver() {
     }
     let script = format!(
         "gdbserver --once 127.0.0.1:2345 {0} > /tmp/log 2>&1 & \
-         until grep -q Listening /tmp/log; do sleep 0.1; done; \
+         for i in {{1..300}}; do grep -q Listening /tmp/log && break; sleep 0.1; done; \
          gdb -nx -q -batch -ex 'target remote 127.0.0.1:2345' -ex 'break main' -ex continue -ex bt -ex continue {0}; \
          wait $!; cat /tmp/log",
         path(&program)

@@ -130,6 +130,9 @@ static void memory_and_breakpoints(void)
     say("base of %%fs: %d\n", base != 0 && base == registers.fs_base);
     TRY(ptrace(PTRACE_ARCH_PRCTL, pid, &base, ARCH_GET_GS));
     say("base of %%gs: %lu\n", base);
+    TRY(ptrace(PTRACE_ARCH_PRCTL, pid, registers.fs_base + 4096, ARCH_SET_FS));
+    TRY(ptrace(PTRACE_ARCH_PRCTL, pid, &base, ARCH_GET_FS));
+    say("moved by %lu\n", base - (unsigned long)registers.fs_base);
     TRY(ptrace(PTRACE_ARCH_PRCTL, pid, registers.fs_base, ARCH_SET_FS));
     TRY(ptrace(PTRACE_ARCH_PRCTL, pid, -1L, ARCH_SET_FS));
     TRY(ptrace(PTRACE_ARCH_PRCTL, pid, 1, ARCH_GET_FS));

@@ -2,10 +2,11 @@
 //! virtual environment is a link, and the programs beside it name it by its path on this host.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use thaw_home::beneath;
 
 /// Most bytes of the first line of a script (`BINPRM_BUF_SIZE`, execve(2)).
 const LINE_MAX: u64 = 256;
@@ -21,34 +22,49 @@ pub(super) fn explain(
     name: &Path,
     has: &dyn Fn(&Path) -> bool,
 ) -> Option<String> {
-    let path = directory.join(name);
-    let of_venv = venv(directory, name);
-    if let Some(target) = leads_to(&path).filter(|target| !target.starts_with(directory)) {
-        if has(&target) {
-            return None;
-        }
-        let (name, target) = (name.display(), target.display());
-        let way_out = of_venv.map_or_else(
-            || {
-                "put a copy of it in its place, or add it by `include` in [runtime] of thaw.toml"
-                    .to_owned()
-            },
-            |venv| venv.way_out(),
-        );
-        return Some(format!(
-            "{name} is a link to {target}, outside of the function's directory, which the sandbox does not have; {way_out}"
-        ));
+    let is_below = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
+    if !name.components().all(is_below) {
+        return None;
     }
-    let interpreter = interpreter(&path)?;
+    if leads_out(directory, name).is_some() {
+        return explain_link(directory, name, has);
+    }
+    let interpreter = interpreter(directory, name)?;
     let of_directory = interpreter.strip_prefix(directory).ok()?.to_owned();
-    (!has(&interpreter)).then(|| {
+    if has(&interpreter) {
+        return None;
+    }
+    let way_out = explain_link(directory, &of_directory, has).unwrap_or_else(|| {
         let (name, of_directory) = (name.display(), of_directory.display());
-        format!(
-            "{name} wants its interpreter at {}, where it lies on this host and not in the sandbox; begin the command \
-             with the interpreter, as in `command = [\"{of_directory}\", \"{name}\", …]`",
-            interpreter.display()
-        )
-    })
+        format!("begin the command with the interpreter, as in `command = [\"{of_directory}\", \"{name}\", …]`")
+    });
+    Some(format!(
+        "{} wants its interpreter at {}, where it lies on this host and not in the sandbox; {way_out}",
+        name.display(),
+        interpreter.display()
+    ))
+}
+
+/// Where a link leads that leaves the directory.
+fn leads_out(directory: &Path, name: &Path) -> Option<PathBuf> {
+    leads_to(&directory.join(name)).filter(|target| !target.starts_with(directory))
+}
+
+/// The same as [`explain`] for a link that leaves the directory.
+fn explain_link(directory: &Path, name: &Path, has: &dyn Fn(&Path) -> bool) -> Option<String> {
+    let target = leads_out(directory, name).filter(|target| !has(target))?;
+    let way_out = venv(directory, name).map_or_else(
+        || {
+            "put a copy of it in its place, or add it by `include` in [runtime] of thaw.toml"
+                .to_owned()
+        },
+        |venv| venv.way_out(),
+    );
+    Some(format!(
+        "{} is a link to {}, outside of the function's directory, which the sandbox does not have; {way_out}",
+        name.display(),
+        target.display()
+    ))
 }
 
 /// A virtual environment of Python.
@@ -104,10 +120,14 @@ fn leads_to(path: &Path) -> Option<PathBuf> {
     })
 }
 
-/// The interpreter that the first line of a script names.
-fn interpreter(path: &Path) -> Option<PathBuf> {
+/// The interpreter that the first line of a script names. Somebody else may have filled the directory: no
+/// link is followed out of it, and what is no regular file is not read.
+fn interpreter(directory: &Path, name: &Path) -> Option<PathBuf> {
     let mut line = Vec::new();
-    let file = File::open(path).ok()?;
+    let file = beneath::open(beneath::open_directory(directory).ok()?, name).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
     BufReader::new(file.take(LINE_MAX)).read_until(b'\n', &mut line).ok()?;
     let rest = line.strip_prefix(b"#!")?;
     let mut words = rest.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
@@ -150,10 +170,36 @@ mod tests {
         }
         assert!(said("tools/gone").unwrap().contains("by `include`"));
         let flask = said(".venv/bin/flask").unwrap();
-        assert!(flask.contains("[\".venv/bin/python\", \".venv/bin/flask\", …]"), "{flask}");
+        // That interpreter would be refused as well.
+        assert!(flask.contains("sandbox; .venv/bin/python is a link to"), "{flask}");
+        assert!(!flask.contains("begin the command"), "{flask}");
+        let tool = format!("#!{}\n", at("app/tools/python3").display());
+        fs::write(at("app/tools/flask"), tool).unwrap();
+        let flask = said("tools/flask").unwrap();
+        assert!(flask.contains("[\"tools/python3\", \"tools/flask\", …]"), "{flask}");
         for name in ["run", "tools/python", "tools/python3", "none"] {
             assert_eq!(said(name), None, "{name}");
         }
         assert_eq!(explain(&at("app"), Path::new(".venv/bin/python"), &|_| true), None);
+    }
+
+    #[test]
+    fn nothing_but_files_of_the_directory_is_read() {
+        let all = tempfile::tempdir().unwrap();
+        let at = |path: &str| all.path().canonicalize().unwrap().join(path);
+        fs::create_dir_all(at("app")).unwrap();
+        let script = format!("#!{}\n", at("app/python").display());
+        fs::write(at("outside"), &script).unwrap();
+        fs::write(at("app/inside"), &script).unwrap();
+        symlink(at(""), at("app/up")).unwrap();
+        symlink("/dev", at("app/dev")).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        let fifo = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, at("app/fifo"), fifo, mode, 0).unwrap();
+        let said = |name: &str| explain(&at("app"), Path::new(name), &|_| false);
+        assert!(said("inside").is_some());
+        for name in ["fifo", "../outside", "./../outside", "up/outside", "dev/zero"] {
+            assert_eq!(said(name), None, "{name}");
+        }
     }
 }

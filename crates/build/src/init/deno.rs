@@ -4,6 +4,7 @@ use super::look::{Look, in_path};
 use super::{InitError, Project};
 use regex::Regex;
 use serde_json::Value;
+use std::path::{Component, Path};
 
 /// Files that say how a program of Deno is run.
 pub(super) const MANIFESTS: [&str; 2] = ["deno.json", "deno.jsonc"];
@@ -66,6 +67,17 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
     Ok(())
 }
 
+/// Whether the server is rather that of a `package.json`: that says how it starts, and no file of Deno does.
+pub(super) fn is_beside_node(look: &Look) -> bool {
+    let json = |name: &str| -> Option<Value> {
+        serde_json::from_str(&without_comments(&look.source(name)?)).ok()
+    };
+    let of_node = json("package.json").unwrap_or_default();
+    let of_deno = look.first_of(&MANIFESTS).and_then(json).unwrap_or_default();
+    let starts_node = !of_node["scripts"]["start"].is_null() || !of_node["main"].is_null();
+    starts_node && of_deno["tasks"]["start"].is_null() && of_deno["imports"].is_null()
+}
+
 /// The words that start the server, and the file that holds it: those of the task `start`, if it is a plain
 /// `deno run` or `deno serve`.
 fn started(
@@ -116,7 +128,9 @@ fn plain_task(look: &Look, task: &str) -> Option<(Vec<String>, String)> {
     let is_known = words.len() > 2 && words[0] == "deno" && ["run", "serve"].contains(&&*words[1]);
     let main = words.iter().skip(2).find(|word| !word.starts_with('-'))?;
     let main = main.strip_prefix("./").unwrap_or(main).to_owned();
-    (is_known && look.has(&main)).then_some((words, main))
+    let is_below = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    let is_own = Path::new(&main).components().all(is_below) && look.has(&main);
+    (is_known && is_own).then_some((words, main))
 }
 
 /// `deno serve` listens where its options say.
@@ -216,7 +230,15 @@ mod tests {
             Some(("deno run -A ./main.ts".to_owned(), main()))
         );
         assert_eq!(plain("deno serve main.ts"), Some(("deno serve main.ts".to_owned(), main())));
-        for task in ["deno task x", "deno run other.ts", "deno run $MAIN", "node main.ts", ""] {
+        std::fs::create_dir(directory.path().join("sub")).unwrap();
+        for task in [
+            "deno task x",
+            "deno run other.ts",
+            "deno run sub/../main.ts",
+            "deno run $MAIN",
+            "node main.ts",
+            "",
+        ] {
             assert_eq!(plain(task), None, "{task}");
         }
     }

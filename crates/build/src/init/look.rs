@@ -119,6 +119,17 @@ impl Look {
         names
     }
 
+    /// Names in one of its directories, in order; of a link that leads elsewhere, none.
+    pub fn names(&self, below: &str) -> Vec<String> {
+        let Ok(opened) = beneath::open(&self.opened, Path::new(below)) else { return Vec::new() };
+        let Ok(entries) = beneath::place_of(&opened).read_dir() else { return Vec::new() };
+        let names = entries.take(NAMES_MAX).flatten();
+        let mut names: Vec<String> =
+            names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
     /// Files that everybody with a right to it may execute, and their first bytes.
     pub fn executables(&self) -> impl Iterator<Item = (&str, [u8; 4])> {
         self.files.iter().filter_map(|name| {
@@ -200,6 +211,12 @@ pub(super) fn port(sources: &[(String, String)]) -> Ports {
         }
     }
     Ports::None
+}
+
+/// A text without what follows `#` in its lines.
+pub(super) fn without_comments(text: &str) -> String {
+    let line = |line: &str| line.split('#').next().unwrap_or_default().to_owned();
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// The program of this name in `PATH`.

@@ -73,7 +73,7 @@ pub enum Language {
 impl Language {
     /// All of them: those with a file of their own that names what they depend on come first,
     /// and Node.js behind the others, whose projects often have a `package.json` for a browser. An `nginx.conf`
-    /// often lies beside a program that is behind it.
+    /// often lies beside a program that is behind it, so nginx is the last one.
     pub const ALL: [Self; 14] = [
         Self::Go,
         Self::Rust,
@@ -87,8 +87,8 @@ impl Language {
         Self::Perl,
         Self::C,
         Self::Cpp,
-        Self::Nginx,
         Self::Binary,
+        Self::Nginx,
     ];
 
     /// Its name on the command line.
@@ -416,7 +416,9 @@ const DATA: [&str; 10] = [
 
 /// The language of a directory: that of a manifest, or else that of a program.
 fn language_of(look: &Look) -> Option<Language> {
-    let by_manifest = Language::ALL.into_iter().find(|language| language.manifest(look).is_some());
+    let is_meant = |language: &Language| *language != Language::Deno || !deno::is_beside_node(look);
+    let known = Language::ALL.into_iter().filter(|language| language.manifest(look).is_some());
+    let by_manifest = known.clone().find(is_meant).or_else(|| known.clone().next());
     by_manifest.or_else(|| {
         let has_program = |language: &Language| match language {
             Language::Python => python::program(look).is_some(),

@@ -1,6 +1,6 @@
 //! nginx: an `nginx.conf` that says what is served.
 
-use super::look::{Look, in_path};
+use super::look::{Look, in_path, without_comments};
 use super::{InitError, Project, toml_text};
 use regex::Regex;
 use std::path::Path;
@@ -69,9 +69,14 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
 /// The port of the first server without TLS.
 fn sets_port(text: &str, project: &mut Project) {
     let all = listens(text);
+    if all.is_empty() && has(text, "listen") {
+        project.notes.push(format!(
+            "requests come without TLS, and {CONF} names no port for such; add `listen {PORT};` to its server"
+        ));
+    }
     project.port = all.first().copied().unwrap_or(PORT);
     project.port_from = match all.is_empty() {
-        true => "that of nginx without `listen`".to_owned(),
+        true => "that of nginx if `listen` names none".to_owned(),
         false => format!("found in {CONF}"),
     };
     if all.len() > 1 {
@@ -86,12 +91,13 @@ fn sets_port(text: &str, project: &mut Project) {
 
 /// Ports on which servers listen for HTTP without TLS, each once.
 fn listens(text: &str) -> Vec<u16> {
-    let listen = Regex::new(r"\blisten\s+(?:(?:\[[^\]]*\]|[\w.*-]+):)?(\d+)\b([^;]*);");
+    let listen = Regex::new(r"\blisten\s+(?:(?:\[[^\]]*\]|[\w.*-]+):)?(\d+)(\s[^;]*)?;");
     let listen = listen.expect("it is one");
     let mut all = Vec::new();
     for found in listen.captures_iter(text) {
+        let options = found.get(2).map_or("", |options| options.as_str());
         let is_plain =
-            !found[2].split_whitespace().any(|word| ["ssl", "quic", "udp"].contains(&word));
+            !options.split_whitespace().any(|word| ["ssl", "quic", "udp"].contains(&word));
         if let Ok(port) = found[1].parse::<u16>()
             && is_plain
             && port != 0
@@ -119,11 +125,6 @@ fn has(text: &str, name: &str) -> bool {
     setting.is_match(text)
 }
 
-fn without_comments(text: &str) -> String {
-    let line = |line: &str| line.split('#').next().unwrap_or_default().to_owned();
-    text.lines().map(line).collect::<Vec<_>>().join("\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,7 +134,9 @@ mod tests {
         let all = "listen 8080 default_server; listen [::]:8080; listen 127.0.0.1:81; listen 443 ssl http2;\n\
                    listen unix:/run/x; listen 8443 quic;";
         assert_eq!(listens(all), [8080, 81]);
-        assert!(listens("# nothing").is_empty());
+        for none in ["# nothing", "listen 127.0.0.1;", "listen [::1];", "listen 443 ssl;"] {
+            assert!(listens(none).is_empty(), "{none}");
+        }
     }
 
     #[test]

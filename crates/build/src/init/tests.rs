@@ -669,3 +669,35 @@ fn a_configuration_of_nginx_says_where_it_listens() {
     let error = refused(&[("nginx.conf", "server { listen 80; }")]);
     assert!(error.contains("no block `events`"), "{error}");
 }
+
+#[test]
+fn what_was_known_before_is_not_taken_by_others() {
+    let (_all, directory) = directory(&[("nginx.conf", "events {}\n"), ("server", "\x7fELF")]);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(directory.join("server"), mode).unwrap();
+    assert_eq!(detect(&directory, None, None).unwrap().language, Language::Binary);
+    let package = ("package.json", "{\"scripts\": {\"start\": \"node index.js\"}}");
+    let index = ("index.js", "require('http').createServer().listen(3000)\n");
+    let lint = ("deno.json", "{ // for its formatter\n\"fmt\": {} }");
+    assert_eq!(found(&[package, index, lint]).language, Language::Node);
+    let imports = ("deno.json", "{\"imports\": {\"a\": \"npm:a\"}}");
+    assert_eq!(found(&[package, ("main.ts", ""), imports]).language, Language::Deno);
+}
+
+#[test]
+fn a_project_of_elixir_fetches_and_reads_what_is_its_own() {
+    let mix = "[app: :shop, deps: [{:phoenix, \"~> 1.7\"}, {:a, github: \"x/a\"}, \
+        {:b, git: \"https://git.example.org/b.git\"}]]";
+    let runtime = "secret = System.fetch_env!(\"SECRET_KEY_BASE\")\n";
+    let files =
+        [("mix.exs", mix), ("config/runtime.exs", runtime), ("lib/shop/a.ex", "port: 4001")];
+    let (all, directory) = directory(&files);
+    let project = detect(&directory, None, None).unwrap();
+    assert_eq!(project.port, 4001);
+    let egress = project.build.unwrap().egress;
+    assert_eq!(egress[2..], ["git.example.org:443", "github.com:443"]);
+    assert!(project.notes.iter().any(|note| note.contains("SECRET_KEY_BASE:")));
+    fs::rename(directory.join("lib"), all.path().join("lib")).unwrap();
+    std::os::unix::fs::symlink("../lib", directory.join("lib")).unwrap();
+    assert_eq!(detect(&directory, None, None).unwrap().port, PORT_DEFAULT);
+}

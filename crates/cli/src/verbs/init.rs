@@ -1,7 +1,7 @@
 //! `thaw init`: a `thaw.toml` for a program that is there, or a new program with one.
 
 use crate::failure::{Failure, Outcome};
-use crate::output;
+use crate::output::{self, command_line};
 use clap::Args;
 use serde_json::json;
 use std::fmt::Write;
@@ -75,17 +75,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
         false => output::print(&told(directory, &written, &project))?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// A command line, with quotes where a shell would want them.
-fn command_line(words: &[String]) -> String {
-    let is_plain =
-        |word: &String| !word.is_empty() && !word.contains(|c: char| " \"'*&;|<>$`\\".contains(c));
-    let quoted = words.iter().map(|word| match is_plain(word) {
-        true => word.clone(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    });
-    escape(quoted.collect::<Vec<_>>().join(" ").as_bytes())
 }
 
 /// What was found and written, and what comes next.

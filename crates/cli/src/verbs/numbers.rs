@@ -36,7 +36,7 @@ pub fn port(text: &str) -> Result<NonZeroU16, String> {
 pub fn instance(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| {
         "write the number of an instance, as `thaw ps` shows it; the verbs of `thaw sandbox`, such as `thaw sandbox \
-         fork`, take a sandbox by its name"
+         fork` and `thaw sandbox checkpoint`, take a sandbox by its name"
             .to_owned()
     })
 }

@@ -10,6 +10,7 @@ use super::publish::{Publish, Published};
 use super::relay::Relay;
 use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
+use crate::output::command_line;
 use crate::verbs::numbers::count;
 use clap::Args;
 use denials::Denials;
@@ -56,6 +57,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// sandbox fork`) stay. It is made of a container image: the first one of an image and of so much --memory
 /// builds a function of it. Directories of this host, --tmpfs and some limits are not for it.
 #[derive(Debug, Args)]
+#[command(override_usage = "thaw run [OPTIONS] IMAGE [PROGRAM [ARGUMENT]...]\n       \
+    thaw run [OPTIONS] --rootfs DIR|NAME -- PROGRAM [ARGUMENT]...")]
 #[command(after_help = "Examples:\n  \
     thaw run python:3.12-slim -- python3 -c 'print(\"hello\")'\n  \
     thaw run -it -v .:/work -w /work debian:12 -- bash\n  \
@@ -213,28 +216,33 @@ impl Arguments {
     /// Refuses what names no files or no program, and says where a program belongs.
     fn check_program(&self) -> Result<(), Failure> {
         let shown = |text: &str| thaw_sandbox::escape(text.as_bytes());
-        let words = self.words.iter().map(|word| shown(&word.to_string_lossy()));
-        let words = words.collect::<Vec<_>>().join(" ");
+        let words = self.words.iter().map(|word| word.to_string_lossy());
+        let words: Vec<_> = words.collect();
         let why = match (&self.image, &self.rootfs) {
             (None, None) => {
                 "name a container image, as in `thaw run debian:12 -- ls`, or files of this host, as in \
                  `thaw run --rootfs / -- ls`; see thaw run --help"
                     .to_owned()
             }
+            (Some(_), Some(_)) if !self.command.is_empty() => {
+                "there is an image or a --rootfs, not both".to_owned()
+            }
             // Options of the program could not be told from those of this command.
-            (Some(program), Some(rootfs)) => format!(
-                "there is an image or a --rootfs, not both; a program has `--` before it, as in `thaw run --rootfs \
-                 {} -- {}`",
-                shown(rootfs),
-                [shown(program), words].join(" ").trim_end()
-            ),
+            (Some(program), Some(rootfs)) => {
+                let begin = ["thaw", "run", "--rootfs", rootfs, "--", program];
+                let line: Vec<&str> =
+                    begin.into_iter().chain(words.iter().map(AsRef::as_ref)).collect();
+                format!(
+                    "there is an image or a --rootfs, not both; a program has `--` before it, as in `{}`",
+                    command_line(&line)
+                )
+            }
             (None, Some(rootfs)) if self.command.is_empty() => format!(
                 "name a program, as in `thaw run --rootfs {} -- ls`; see thaw run --help",
                 shown(rootfs)
             ),
-            (Some(_), None) if words.starts_with('-') => {
-                let option = words.split(' ').next().unwrap_or_default();
-                format!("`{option}` is no option and no program; see thaw run --help")
+            (Some(image), None) if words.first().is_some_and(|word| word.starts_with('-')) => {
+                no_option(image, &words[0])
             }
             _ => return Ok(()),
         };
@@ -263,6 +271,24 @@ impl Arguments {
         .filter_map(|(asked, controller, option)| asked.then_some((controller, option)))
         .collect()
     }
+}
+
+/// What to write instead of a word behind an image that looks like an option.
+fn no_option(image: &str, word: &str) -> String {
+    /// Short options with a value.
+    const WITH_VALUE: [char; 5] = ['e', 'v', 'p', 'w', 'u'];
+    if let Some((name, value)) = word.strip_prefix('-').and_then(|rest| rest.split_at_checked(1))
+        && WITH_VALUE.iter().any(|known| name.starts_with(*known))
+        && !value.is_empty()
+    {
+        let (word, split) = (command_line(&[word]), command_line(&[&format!("-{name}"), value]));
+        return format!("put `{word}` before the image, or write `{split}`");
+    }
+    format!(
+        "`{}` is no option and no program; see thaw run --help. To pass it to the image's entry point: `{}`",
+        thaw_sandbox::escape(word.as_bytes()),
+        command_line(&["thaw", "run", image, "--", word])
+    )
 }
 
 /// Refuses limits that were asked for and that the host does not enforce, unless the
@@ -431,16 +457,18 @@ fn pull(home: &Home, store: &Store, image: &str) -> Result<StoredImage, Failure>
 
 /// What to do if a program of this host was named in the place of an image.
 fn program_hint(image: &str) -> String {
-    let is_program = match image.contains('/') {
-        true => Path::new(image).is_file(),
-        false => std::env::var_os("PATH").is_some_and(|path| {
-            std::env::split_paths(&path).any(|directory| directory.join(image).is_file())
+    let program = match image.contains('/') {
+        // The working directory is another one in the sandbox.
+        true => std::fs::canonicalize(image).ok().filter(|path| path.is_file()),
+        false => std::env::var_os("PATH").and_then(|path| {
+            let is_there = |directory: PathBuf| directory.join(image).is_file();
+            std::env::split_paths(&path).any(is_there).then(|| image.into())
         }),
     };
-    match is_program {
-        true => format!("; to run the program of this host: `thaw run --rootfs / -- {image} …`"),
-        false => String::new(),
-    }
+    program.map_or_else(String::new, |program| {
+        let line = ["thaw", "run", "--rootfs", "/", "--", &program.to_string_lossy()];
+        format!("; to run the program of this host: `{} …`", command_line(&line))
+    })
 }
 
 /// The entry point and its arguments.
@@ -602,6 +630,8 @@ async fn attend(
 
 /// What helps a program that could not be started.
 struct Advice {
+    /// The program, as it was named.
+    program: String,
     lacking: Lacking,
     /// What it is started with, if root runs it and files are opened under the rights of `nobody`.
     rights: Option<Start>,
@@ -637,16 +667,20 @@ impl Advice {
             .filter(|_| is_judged)
             .find(|host| rights::is_roots_alone_to_write(Path::new(host)));
         let program = argv.first().filter(|_| lacking == Lacking::Host);
-        let elsewhere = program.and_then(|program| elsewhere(program, rights.as_ref()));
-        Self { lacking, rights, elsewhere, unwritable }
+        let search = env.iter().find_map(|it| it.as_bytes().strip_prefix(b"PATH="));
+        let search = OsStr::from_bytes(search.unwrap_or_default());
+        let elsewhere = program.and_then(|program| elsewhere(program, search, rights.as_ref()));
+        let program = argv.first().cloned().unwrap_or_default();
+        let program = program.to_string_lossy().into_owned();
+        Self { program, lacking, rights, elsewhere, unwritable }
     }
 
     /// What may have made the program fail.
     fn on_failure(&self) -> Option<String> {
         let directory = thaw_sandbox::escape(self.unwritable.as_ref()?.as_bytes());
         Some(format!(
-            "the program could not make files in {directory}: files are opened under the rights of nobody, and only root \
-             may write there; --as-root opens them under root's"
+            "if it was to write in {directory}: files are opened under the rights of nobody, who may not write there; \
+             have the directory be one of nobody's, or open files under root's rights with --as-root"
         ))
     }
 
@@ -660,7 +694,9 @@ impl Advice {
                  them under root's"
             );
         }
-        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| reason.contains(NOT_THERE)) {
+        // It may also be the working directory that is not there.
+        let rest = reason.strip_prefix(&self.program).unwrap_or_default().trim_start();
+        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| rest.starts_with(NOT_THERE)) {
             return format!("{}; {elsewhere}", Lacking::said(reason));
         }
         self.lacking.explain(reason).unwrap_or_else(|| reason.to_owned())
@@ -671,12 +707,13 @@ impl Advice {
 const NOT_THERE: &str = "does not exist in the sandbox";
 
 /// Where this host has a program that was named without a path: its `PATH` is not that of the sandbox.
-fn elsewhere(program: &OsStr, rights: Option<&Start>) -> Option<String> {
+fn elsewhere(program: &OsStr, looked_at: &OsStr, rights: Option<&Start>) -> Option<String> {
     if program.as_bytes().contains(&b'/') {
         return None;
     }
     let search = std::env::var_os("PATH")?;
     let path = std::env::split_paths(&search)
+        .filter(|directory| std::env::split_paths(looked_at).all(|other| other != *directory))
         .map(|directory| directory.join(program))
         .find(|path| path.is_absolute() && path.is_file())?;
     let is_roots = rights.is_some_and(|start| {
@@ -881,9 +918,13 @@ mod tests {
         assert_eq!(command("--rootfs / -- ls -l -- x"), Ok((None, "ls -l -- x".to_owned())));
         for (line, why) in [
             ("--rootfs / ls", "`thaw run --rootfs / -- ls`"),
+            ("--rootfs / sh -c a&&rm *", "`thaw run --rootfs / -- sh -c 'a&&rm' '*'`"),
+            ("nginx -p8080:80", "put `-p8080:80` before the image, or write `-p 8080:80`"),
+            ("curl -sS", "`thaw run curl -- -sS`"),
             ("--rootfs /", "name a program"),
             ("debian:12 --memry 1GiB -- ls", "`--memry` is no option and no program"),
             ("-- ls", "name a container image"),
+            ("--rootfs / debian:12 -- ls", "not both"),
         ] {
             let said = command(line).unwrap_err();
             assert!(said.contains(why), "{line}: {said}");

@@ -176,12 +176,14 @@ pub fn get_robust_list(tid: PidNumber, head: UserPtr<u64>, size: UserPtr<u64>) -
     size.write(&24u64)
 }
 
+// What arch_prctl(2) is asked for, of the caller and of a tracee.
+const ARCH_SET_GS: u32 = 0x1001;
+const ARCH_SET_FS: u32 = 0x1002;
+const ARCH_GET_FS: u32 = 0x1003;
+const ARCH_GET_GS: u32 = 0x1004;
+
 /// arch_prctl(2).
 pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<i32> {
-    const ARCH_SET_GS: u32 = 0x1001;
-    const ARCH_GET_GS: u32 = 0x1004;
-    const ARCH_SET_FS: u32 = 0x1002;
-    const ARCH_GET_FS: u32 = 0x1003;
     const ARCH_GET_CPUID: u32 = 0x1011;
     const ARCH_SET_CPUID: u32 = 0x1012;
     match code {

@@ -2,10 +2,12 @@
 
 use alloc::vec::Vec;
 
+use super::{ARCH_GET_FS, ARCH_GET_GS, ARCH_SET_FS, ARCH_SET_GS};
 use crate::args::{PidNumber, UserPtr, Word};
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::mm::force::Access;
+use crate::platform::machine::ThreadState as _;
 use crate::platform::user::UserAddress;
 use crate::task::ptrace::registers::{self, UserRegisters};
 use crate::task::ptrace::requests::{Own, Stopped};
@@ -147,21 +149,17 @@ fn of_stopped(
 
 /// `PTRACE_ARCH_PRCTL`: arch_prctl(2) of a tracee, as debuggers ask for its thread's own data.
 fn arch_prctl(thread: &Thread, code: u64, argument: UserAddress) -> Result<()> {
-    const SET_GS: u64 = 0x1001;
-    const SET_FS: u64 = 0x1002;
-    const GET_FS: u64 = 0x1003;
-    const GET_GS: u64 = 0x1004;
-    let registers = registers::general(thread);
-    match code {
-        GET_FS => argument.write(&registers.fs_base),
-        GET_GS => argument.write(&registers.gs_base),
-        SET_FS | SET_GS if argument.0 >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
-        SET_FS => {
-            registers::set_general(thread, &UserRegisters { fs_base: argument.0, ..registers })
+    match code as u32 {
+        ARCH_GET_FS => argument.write(&thread.context.fs_base()),
+        ARCH_GET_GS => argument.write(&thread.context.gs_base()),
+        ARCH_SET_FS | ARCH_SET_GS if argument.0 >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
+        ARCH_SET_FS => {
+            thread.context.set_fs_base(argument.0);
+            Ok(())
         }
-        SET_GS => {
-            registers::set_general(thread, &UserRegisters { gs_base: argument.0, ..registers })
-        }
+        // The entries into the kernel would have to know of another base of `%gs`.
+        ARCH_SET_GS if argument.0 != thread.context.gs_base() => Err(Errno::EIO),
+        ARCH_SET_GS => Ok(()),
         _ => Err(Errno::EINVAL),
     }
 }
