@@ -459,7 +459,7 @@ fn pull(home: &Home, store: &Store, image: &str) -> Result<StoredImage, Failure>
 fn program_hint(image: &str) -> String {
     let program = match image.contains('/') {
         // The working directory is another one in the sandbox.
-        true => std::fs::canonicalize(image).ok().filter(|path| path.is_file()),
+        true => std::path::absolute(image).ok().filter(|path| path.is_file()),
         false => std::env::var_os("PATH").and_then(|path| {
             let is_there = |directory: PathBuf| directory.join(image).is_file();
             std::env::split_paths(&path).any(is_there).then(|| image.into())
