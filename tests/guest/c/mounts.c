@@ -626,6 +626,29 @@ static void namespaces(void)
         close(ready[i]), close(go[i]);
 }
 
+/* A process that nobody has waited for has no places and no namespace any more. */
+static void ended(void)
+{
+    PART("ended");
+    MUST(mkdir("m", 0755));
+    MUST(mount("ended", "m", "tmpfs", 0, NULL));
+    pid_t child = MUST(fork());
+    if (!child) {
+        MUST(chdir("m"));
+        _exit(0);
+    }
+    siginfo_t info;
+    MUST(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT));
+    TRY(umount2("m", 0));
+    int fd = (int)MUST(syscall(SYS_pidfd_open, child, 0));
+    unsigned long before = mount_id("/");
+    TRY(setns(fd, CLONE_NEWNS));
+    IS(mount_id("/") == before);
+    close(fd);
+    MUST(waitpid(child, NULL, 0));
+    MUST(rmdir("m"));
+}
+
 static void crossing(void)
 {
     PART("crossing");
@@ -638,6 +661,18 @@ static void crossing(void)
     int fd = (int)MUST(open("m", O_PATH));
     int found = (int)OK(syscall(SYS_openat2, fd, "file", &how, sizeof how));
     close(found);
+    TRY(syscall(SYS_openat2, fd, "..", &how, sizeof how));
+    MUST(symlink("/etc/passwd", "m/link"));
+    how.flags = O_RDONLY;
+    TRY(syscall(SYS_openat2, fd, "link", &how, sizeof how));
+    how.flags = O_RDWR | O_CREAT;
+    TRY(syscall(SYS_openat2, fd, "link", &how, sizeof how));
+    how.flags = O_PATH;
+    close(fd);
+    MUST(mkdir("m/d", 0755));
+    MUST(mkdir("m/d/below", 0755));
+    fd = (int)MUST(open("m/d/below", O_PATH));
+    MUST(mount("covers", "m/d", "tmpfs", 0, NULL));
     TRY(syscall(SYS_openat2, fd, "..", &how, sizeof how));
     close(fd);
     pid_t child = MUST(fork());
@@ -781,6 +816,7 @@ int main(int argc, char **argv)
     read_only();
     properties();
     namespaces();
+    ended();
     crossing();
     pivots();
     own_kinds();
