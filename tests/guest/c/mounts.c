@@ -471,6 +471,14 @@ static void read_only(void)
     fd = (int)MUST(open("from/file", O_CREAT | O_WRONLY, 0600));
     TRY(mount(NULL, "m", NULL, MS_REMOUNT | MS_RDONLY, NULL));
     close(fd);
+    fd = (int)MUST(open("from/file", O_RDWR));
+    MUST(ftruncate(fd, 4096));
+    char *mapped = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    TRY(mount(NULL, "m", NULL, MS_REMOUNT | MS_RDONLY, NULL));
+    TRY(mount(NULL, "from", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL));
+    IS(*mapped == 0);
+    MUST(munmap(mapped, 4096));
     TRY(mount(NULL, "m", NULL, MS_REMOUNT | MS_RDONLY, NULL));
     OPENS("from/file", O_WRONLY);
     show_mounts("all of it");

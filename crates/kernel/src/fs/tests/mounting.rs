@@ -197,7 +197,10 @@ fn writers_forbid_to_make_a_mount_read_only() {
     let open = world.open("/m/file", OpenFlags::CREAT | OpenFlags::WRONLY).unwrap();
     let read_only = Request::REMOUNT | Request::BIND | Request::RDONLY;
     assert_eq!(world.mount_with("", "/m", read_only, ""), Err(Errno::EBUSY));
+    let mapping = open.holder();
     drop(open);
+    assert_eq!(world.mount_with("", "/m", read_only, ""), Err(Errno::EBUSY));
+    drop(mapping);
     world.mount_with("", "/m", read_only, "").unwrap();
     assert!(world.walk("/m").unwrap().mount_flags().contains(MountFlags::READ_ONLY));
     assert_eq!(error(world.mkdir("/m/x")), Errno::EROFS);
@@ -260,4 +263,19 @@ fn no_way_out_of_a_mount_is_taken_if_that_is_forbidden() {
     assert_eq!(error(to(&below, "..")), Errno::EXDEV);
     assert_eq!(error(to(&world.walk("/m/d").unwrap(), "link")), Errno::EXDEV);
     assert!(to(&world.walk("/m/d").unwrap(), "/etc/motd").is_ok());
+}
+
+#[test]
+fn what_was_written_below_a_bind_is_told_and_below_another_file_system_is_not() {
+    let world = World::new();
+    let _made = ["/data", "/other"].map(|path| world.mkdir(path).unwrap());
+    let files = || world.fs.written().numbers.files;
+    let before = files();
+    world.bind("/data", "/data").unwrap();
+    world.write("/data/file", "text").unwrap();
+    assert_eq!(files(), before + 1);
+    world.write("/other/file", "text").unwrap();
+    world.mount("/other").unwrap();
+    world.write("/other/hides", "text").unwrap();
+    assert_eq!(files(), before + 1);
 }
