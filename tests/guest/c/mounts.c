@@ -2,6 +2,7 @@
 #include "guest.h"
 #include <linux/openat2.h>
 #include <sched.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/statfs.h>
@@ -487,8 +488,15 @@ static void read_only(void)
     show_mounts("times are kept as they were");
     TRY(mount(NULL, "m", NULL, MS_REMOUNT | MS_BIND | MS_STRICTATIME | MS_NODIRATIME, NULL));
     show_mounts("times");
+    int watcher = (int)MUST(inotify_init1(IN_NONBLOCK));
+    MUST(inotify_add_watch(watcher, "m/file", IN_OPEN));
     TRY(umount("m"));
+    struct inotify_event event;
+    TRY(read(watcher, &event, sizeof event));
     TRY(umount("from"));
+    while (read(watcher, &event, sizeof event) == (ssize_t)sizeof event)
+        say("watch %d: %x\n", event.wd, event.mask);
+    close(watcher);
     remove_tree("from");
     MUST(rmdir("m"));
 }
