@@ -87,6 +87,23 @@ fn bubblewrap_makes_a_sandbox_in_a_sandbox() {
     assert_eq!(said, "given\n/bin /etc /lib /lib64 /tmp /usr\nstatus 3\n");
 }
 
+/// A name of a directory of the host is what its files are found by, so none that leads to a mount
+/// changes: what is written there would come to the host, and to other files.
+#[test]
+fn what_leads_to_a_mount_in_a_bound_directory_keeps_its_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let option = format!("--bind={}:/v:rw", directory.path().display());
+    let text = "mkdir -p /v/a/b/m /v/t/c; mount -t tmpfs x /v/a/b/m
+         for name in a a/b; do mv /v/$name /v/t 2>&1 | grep -o 'busy' || echo moved $name; done
+         mv --exchange /v/t /v/a 2>&1 | grep -o 'busy' || mv /v/a /v/u 2>&1 | grep -o busy
+         rmdir /v/a/b/m 2>&1 | grep -o busy
+         mv /v/t/c /v/a/b/; mv /v/a/b/c /v/t; echo secret > /v/a/b/m/file; umount /v/a/b/m
+         mv /v/a/b /v/t/b; rmdir /v/t/b/m; ls /v /v/t";
+    let said = as_root(&[&option], &["sh", "-ec", text]).success();
+    assert_eq!(said, "busy\nbusy\nbusy\nbusy\n/v:\na\nt\n\n/v/t:\nb\nc\n");
+    assert!(!directory.path().join("a/b").exists() && directory.path().join("t/b").exists());
+}
+
 /// Whatever a program mounts, the kernel keeps a bounded number, and nothing once it is gone.
 #[test]
 fn mounts_are_bounded_and_nothing_of_them_is_left() {

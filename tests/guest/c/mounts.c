@@ -2,6 +2,7 @@
 #include "guest.h"
 #include <linux/openat2.h>
 #include <sched.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/statfs.h>
@@ -471,6 +472,14 @@ static void read_only(void)
     fd = (int)MUST(open("from/file", O_CREAT | O_WRONLY, 0600));
     TRY(mount(NULL, "m", NULL, MS_REMOUNT | MS_RDONLY, NULL));
     close(fd);
+    fd = (int)MUST(open("from/file", O_RDWR));
+    MUST(ftruncate(fd, 4096));
+    char *mapped = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    TRY(mount(NULL, "m", NULL, MS_REMOUNT | MS_RDONLY, NULL));
+    TRY(mount(NULL, "from", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL));
+    IS(*mapped == 0);
+    MUST(munmap(mapped, 4096));
     TRY(mount(NULL, "m", NULL, MS_REMOUNT | MS_RDONLY, NULL));
     OPENS("from/file", O_WRONLY);
     show_mounts("all of it");
@@ -479,8 +488,15 @@ static void read_only(void)
     show_mounts("times are kept as they were");
     TRY(mount(NULL, "m", NULL, MS_REMOUNT | MS_BIND | MS_STRICTATIME | MS_NODIRATIME, NULL));
     show_mounts("times");
+    int watcher = (int)MUST(inotify_init1(IN_NONBLOCK));
+    MUST(inotify_add_watch(watcher, "m/file", IN_OPEN));
     TRY(umount("m"));
+    struct inotify_event event;
+    TRY(read(watcher, &event, sizeof event));
     TRY(umount("from"));
+    while (read(watcher, &event, sizeof event) == (ssize_t)sizeof event)
+        say("watch %d: %x\n", event.wd, event.mask);
+    close(watcher);
     remove_tree("from");
     MUST(rmdir("m"));
 }
@@ -626,6 +642,29 @@ static void namespaces(void)
         close(ready[i]), close(go[i]);
 }
 
+/* A process that nobody has waited for has no places and no namespace any more. */
+static void ended(void)
+{
+    PART("ended");
+    MUST(mkdir("m", 0755));
+    MUST(mount("ended", "m", "tmpfs", 0, NULL));
+    pid_t child = MUST(fork());
+    if (!child) {
+        MUST(chdir("m"));
+        _exit(0);
+    }
+    siginfo_t info;
+    MUST(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT));
+    TRY(umount2("m", 0));
+    int fd = (int)MUST(syscall(SYS_pidfd_open, child, 0));
+    unsigned long before = mount_id("/");
+    TRY(setns(fd, CLONE_NEWNS));
+    IS(mount_id("/") == before);
+    close(fd);
+    MUST(waitpid(child, NULL, 0));
+    MUST(rmdir("m"));
+}
+
 static void crossing(void)
 {
     PART("crossing");
@@ -638,6 +677,18 @@ static void crossing(void)
     int fd = (int)MUST(open("m", O_PATH));
     int found = (int)OK(syscall(SYS_openat2, fd, "file", &how, sizeof how));
     close(found);
+    TRY(syscall(SYS_openat2, fd, "..", &how, sizeof how));
+    MUST(symlink("/etc/passwd", "m/link"));
+    how.flags = O_RDONLY;
+    TRY(syscall(SYS_openat2, fd, "link", &how, sizeof how));
+    how.flags = O_RDWR | O_CREAT;
+    TRY(syscall(SYS_openat2, fd, "link", &how, sizeof how));
+    how.flags = O_PATH;
+    close(fd);
+    MUST(mkdir("m/d", 0755));
+    MUST(mkdir("m/d/below", 0755));
+    fd = (int)MUST(open("m/d/below", O_PATH));
+    MUST(mount("covers", "m/d", "tmpfs", 0, NULL));
     TRY(syscall(SYS_openat2, fd, "..", &how, sizeof how));
     close(fd);
     pid_t child = MUST(fork());
@@ -781,6 +832,7 @@ int main(int argc, char **argv)
     read_only();
     properties();
     namespaces();
+    ended();
     crossing();
     pivots();
     own_kinds();

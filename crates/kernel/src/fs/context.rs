@@ -40,6 +40,13 @@ impl FsContext {
         Self { places, umask: 0o022 }
     }
 
+    /// The context of a process that has ended: below all of the tree, where it keeps no mount busy.
+    pub fn nowhere(namespace: Arc<MountNamespace>) -> Self {
+        let top = namespace.top();
+        let places = Arc::new(Places { namespace, cwd: top.clone(), root: top });
+        Self { places, umask: 0o022 }
+    }
+
     /// Goes over to a copy of the tree (unshare(2), `CLONE_NEWNS`); `ENOSPC`.
     pub fn copy_mounts(&mut self) -> Result<()> {
         let (namespace, [root, cwd]) = self.namespace.copy([&self.root, &self.cwd])?;

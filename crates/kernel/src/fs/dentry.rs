@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::inode::Inode;
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
 
 /// Negative entries that one directory may cache; beyond, they are forgotten.
@@ -260,6 +260,16 @@ impl Dentry {
         }
     }
 
+    /// `EBUSY` if a name that is about to go or to move is kept because something is mounted on it
+    /// or below it. The file system knows such files by their names, so what is kept would lead to
+    /// other files afterwards.
+    pub fn check_not_pinned(&self, name: &[u8]) -> Result<()> {
+        match !self.caches_lookups() && self.pinned(name).is_some() {
+            true => Err(Errno::EBUSY),
+            false => Ok(()),
+        }
+    }
+
     /// The child that is kept because something is mounted on it or below it.
     fn pinned(&self, name: &[u8]) -> Option<Arc<Dentry>> {
         self.children.borrow_mut().by_name.get(name).cloned().flatten()
@@ -269,6 +279,18 @@ impl Dentry {
     pub fn is_below(dentry: &Arc<Dentry>, ancestor: &Arc<Dentry>) -> bool {
         let mut steps = usize::MAX;
         Self::is_below_within(dentry, ancestor, &mut steps) == Some(true)
+    }
+
+    /// Whether a dentry or one above it in the same file system has a property.
+    pub fn any_above(dentry: &Arc<Dentry>, has: &dyn Fn(&Dentry) -> bool) -> bool {
+        let mut at = Some(dentry.clone());
+        while let Some(dentry) = at {
+            if has(&dentry) {
+                return true;
+            }
+            at = dentry.parent();
+        }
+        false
     }
 
     /// The same, where a step up takes one of `steps`; `None` if these do not suffice.

@@ -329,6 +329,10 @@ impl OpenFile {
     /// What a mapping of the file holds on to.
     pub fn holder(&self) -> Option<Arc<dyn Holder>> {
         let mount = self.path.as_ref()?.mount()?.clone();
+        // As on Linux, where it holds the open file.
+        if self.is_writer {
+            return Some(super::mount::Writer::new(mount));
+        }
         Some(mount)
     }
 

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use bitflags::bitflags;
 
 use super::file::{Events, File};
-use super::inode::{Attributes, Inode};
+use super::inode::{Attributes, FileType, FilesystemId, Inode};
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
@@ -58,7 +58,7 @@ bitflags! {
         const DELETE_SELF = 0x400;
         /// The watched file itself was moved.
         const MOVE_SELF = 0x800;
-        /// The file system was unmounted, which never happens here.
+        /// The file system was unmounted.
         const UNMOUNT = 0x2000;
         /// Events were lost.
         const Q_OVERFLOW = 0x4000;
@@ -126,12 +126,12 @@ pub struct Inotify {
     readers: WaitQueue,
 }
 
-/// Tells inodes apart: their address. A watched inode is kept alive, so that
+/// Tells inodes apart: their file system and address. A watched inode is kept alive, so that
 /// no other can have it.
-type InodeKey = usize;
+type InodeKey = (FilesystemId, usize);
 
 fn key(inode: &Arc<dyn Inode>) -> InodeKey {
-    Arc::as_ptr(inode).cast::<()>() as usize
+    (inode.filesystem(), Arc::as_ptr(inode).cast::<()>() as usize)
 }
 
 struct Watched {
@@ -285,19 +285,36 @@ impl Watches {
 
     /// The inode is gone: its watches end.
     pub fn gone(&self, inode: &Arc<dyn Inode>) {
-        let watched = self.by_inode.borrow_mut().remove(&key(inode));
+        self.end(key(inode), None);
+    }
+
+    /// A file system is gone with its last mount, and the watches of its files end
+    /// (`fsnotify_unmount_inodes`, fs/notify/fsnotify.c).
+    pub fn unmounted(&self, filesystem: FilesystemId) {
+        let of_filesystem = (filesystem, 0)..=(filesystem, usize::MAX);
+        let watched: Vec<(InodeKey, FileType)> = {
+            let table = self.by_inode.borrow_mut();
+            let all = table.range(of_filesystem);
+            all.map(|(key, watched)| (*key, watched.inode.file_type())).collect()
+        };
+        for (inode, file_type) in watched {
+            let is_directory = file_type == FileType::Directory;
+            let what = if is_directory { Mask::UNMOUNT | Mask::ISDIR } else { Mask::UNMOUNT };
+            self.end(inode, Some(what));
+        }
+    }
+
+    /// Ends the watches of an inode, each with a last event if there is to be one.
+    fn end(&self, inode: InodeKey, last: Option<Mask>) {
+        let watched = self.by_inode.borrow_mut().remove(&inode);
         let Some(watched) = watched else { return };
         self.count.fetch_sub(watched.marks.len(), Ordering::Relaxed);
         for mark in &watched.marks {
             if let Some(instance) = mark.instance.upgrade() {
                 instance.watches.borrow_mut().remove(&mark.watch);
-                let ignored = Mask::IGNORED;
-                instance.push(Event {
-                    watch: mark.watch,
-                    mask: ignored,
-                    cookie: 0,
-                    name: Vec::new(),
-                });
+                for mask in last.into_iter().chain([Mask::IGNORED]) {
+                    instance.push(Event { watch: mark.watch, mask, cookie: 0, name: Vec::new() });
+                }
             }
         }
         drop(watched.inode);
@@ -450,6 +467,23 @@ mod tests {
         watches.remove(&instance, watch).unwrap();
         assert_eq!(read(&instance), [(1, 0x8000, "".into())]);
         assert!(watches.is_empty());
+    }
+
+    #[test]
+    fn watches_end_with_their_file_system() {
+        let world = World::new();
+        let watches = &world.fs.watches;
+        let instance = watches.instance().unwrap();
+        let (file, other) = (world.walk("/etc/motd").unwrap(), world.walk("/dev/null").unwrap());
+        watches.add(&instance, file.inode(), Mask::OPEN).unwrap();
+        watches.add(&instance, world.walk("/etc").unwrap().inode(), Mask::OPEN).unwrap();
+        watches.add(&instance, other.inode(), Mask::OPEN).unwrap();
+        watches.unmounted(file.inode().filesystem());
+        let mut told = read(&instance);
+        told.sort();
+        let of = |watch, mask| (watch, mask, String::new());
+        assert_eq!(told, [of(1, 0x2000), of(1, 0x8000), of(2, 0x8000), of(2, 0x4000_2000)]);
+        assert_eq!(watches.count.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -44,9 +44,8 @@ pub mod xattr;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 pub use context::{Context, FsContext};
 pub use lower::LowerLayer;
@@ -269,10 +268,17 @@ impl FileSystems {
 
     /// What the program has written that lives and dies with its copy.
     pub fn written(&self) -> overlay::WrittenFiles {
-        let places = self.namespace.mounts().into_iter().filter_map(|mount| mount.place());
-        let covered: Vec<Arc<Node>> =
-            places.filter_map(|place| overlay::node_of_inode(&place.point.inode)).collect();
-        self.root_node.written(&|node| covered.iter().any(|other| Arc::ptr_eq(other, node)))
+        // By address: the places hold them.
+        let mut covered: BTreeSet<usize> = BTreeSet::new();
+        for mount in self.namespace.mounts() {
+            // A bind of a part of the same file system hides nothing that is not written there.
+            let place = mount
+                .place()
+                .filter(|place| !Arc::ptr_eq(&place.parent.filesystem, &mount.filesystem));
+            let node = place.and_then(|place| overlay::node_of_inode(&place.point.inode));
+            covered.extend(node.map(|node| Arc::as_ptr(&node) as usize));
+        }
+        self.root_node.written(&|node| covered.contains(&(Arc::as_ptr(node) as usize)))
     }
 
     /// `/proc/sys/kernel/random/boot_id`.

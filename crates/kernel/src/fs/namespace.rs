@@ -145,6 +145,7 @@ pub fn remove(context: &Context, start: &Path, path: &[u8], removal: Removal) ->
         _ => {}
     }
     check_removable(directory.mount(), &victim)?;
+    directory.dentry().check_not_pinned(&name)?;
     directory.inode().remove(&name)?;
     directory.dentry().detach(&name);
     // With no cache the dentry in hand is the one that shows as deleted.
@@ -285,6 +286,8 @@ fn check_rename(
         check_removable(to.directory.mount(), target)?;
     }
     check_removable(from.directory.mount(), moved)?;
+    from.directory.dentry().check_not_pinned(&from.name)?;
+    to.directory.dentry().check_not_pinned(&to.name)?;
     // A directory that gets a new parent is itself changed: its `..`.
     let new_parent = !from.directory.is(&to.directory);
     if moved_is_directory && new_parent {

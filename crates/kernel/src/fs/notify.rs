@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 
 use super::dentry::Dentry;
 use super::file::{OpenFile, OpenFlags};
-use super::inode::{AttributeChanges, FileType, Inode};
+use super::inode::{AttributeChanges, FileType, FilesystemId, Inode};
 use super::inotify::{Mask, Name, Watches};
 use super::path::Path;
 
@@ -124,4 +124,10 @@ pub fn gone_if_unused(inode: &Arc<dyn Inode>) {
         watches.report(inode, Mask::DELETE_SELF, 0, None);
         watches.gone(inode);
     }
+}
+
+/// A file system is gone with its last mount.
+pub fn unmounted(filesystem: FilesystemId) {
+    let Some(watches) = watches() else { return };
+    watches.unmounted(filesystem);
 }

@@ -155,12 +155,13 @@ impl Path {
 
     /// Whether the mount shows the file: a directory of which a part is mounted may have been moved
     /// out of that part (`path_connected`, fs/namei.c).
-    pub fn is_connected(&self) -> bool {
+    /// A step up takes one of `steps`; `None` if these do not suffice.
+    pub fn is_connected(&self, steps: &mut usize) -> Option<bool> {
         match &self.mount {
             Some(mount) if !Arc::ptr_eq(&mount.root, &mount.filesystem.root) => {
-                Dentry::is_below(&self.dentry, &mount.root)
+                Dentry::is_below_within(&self.dentry, &mount.root, steps)
             }
-            _ => true,
+            _ => Some(true),
         }
     }
 

@@ -121,7 +121,7 @@ impl Resources for ProcessFiles {
         let table = self.files.borrow_mut().borrow_mut().detach();
         drop(table);
         // One that nobody has waited for keeps no mount busy (`exit_fs`, fs/fs_struct.c).
-        let nowhere = FsContext::new(crate::state::kernel().fs.namespace.clone());
+        let nowhere = FsContext::nowhere(crate::state::kernel().fs.namespace.clone());
         let old =
             core::mem::replace(&mut *self.fs.borrow_mut(), Arc::new(KernelCell::new(nowhere)));
         drop(old);

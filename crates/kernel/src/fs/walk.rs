@@ -16,6 +16,9 @@ use crate::errno::{Errno, Result};
 
 /// Symbolic links followed in one resolution (path_resolution(7)).
 const LINKS_MAX: u32 = 40;
+/// Directories above others that one resolution looks at, so that it does not keep the kernel for
+/// seconds.
+const STEPS_MAX: usize = 1 << 19;
 /// Longest name of a file, in bytes.
 pub const NAME_MAX: usize = 255;
 /// Longest path, terminator included, in bytes.
@@ -78,6 +81,8 @@ pub struct Walk<'c> {
     resolve: Resolve,
     root: &'c Path,
     links: u32,
+    /// Directories that may still be looked at for `..`.
+    steps: usize,
 }
 
 /// Where a resolution stopped.
@@ -101,7 +106,7 @@ impl<'c> Walk<'c> {
     pub fn new(context: &'c Context, start: &'c Path, resolve: Resolve) -> Self {
         let confined = resolve.intersects(Resolve::IN_ROOT | Resolve::BENEATH);
         let root = if confined { start } else { &context.root };
-        Self { context, resolve, root, links: 0 }
+        Self { context, resolve, root, links: 0, steps: STEPS_MAX }
     }
 
     /// Resolves `path` from `start` to a file.
@@ -226,7 +231,7 @@ impl<'c> Walk<'c> {
         Ok(self.root.clone())
     }
 
-    fn up(&self, from: &Path) -> Result<Path> {
+    fn up(&mut self, from: &Path) -> Result<Path> {
         let above = match from.is(self.root) {
             true => None,
             false => from.parent_below(Some(self.root)),
@@ -235,16 +240,17 @@ impl<'c> Walk<'c> {
             // The root: what is mounted on it shows (`follow_dotdot`, fs/namei.c).
             return match self.resolve.contains(Resolve::BENEATH) {
                 true => Err(Errno::EXDEV),
-                false => Ok(from.clone().topmost()),
+                false => self.cross(from.clone()),
             };
         };
         if self.resolve.contains(Resolve::NO_XDEV) && !above.is_in_mount_of(from) {
             return Err(Errno::EXDEV);
         }
-        if !above.is_connected() {
+        // Each `..` looks at all directories up to the root of the mount.
+        if !above.is_connected(&mut self.steps).ok_or(Errno::ELOOP)? {
             return Err(Errno::ENOENT);
         }
-        Ok(above.topmost())
+        self.cross(above)
     }
 
     /// The file that `name` stands for in a directory, on top of what is mounted there.
@@ -283,6 +289,14 @@ impl<'c> Walk<'c> {
             return Err(Errno::ELOOP);
         }
         let target = link.inode().read_link()?;
+        // As `nd_jump_root`, fs/namei.c: where a link leads is part of the way.
+        if let Link::Text(text) = &target
+            && text.first() == Some(&b'/')
+            && self.resolve.contains(Resolve::NO_XDEV)
+            && !self.root.is_in_mount_of(link)
+        {
+            return Err(Errno::EXDEV);
+        }
         if let Link::Magic(path) = &target {
             if self.resolve.contains(Resolve::NO_MAGICLINKS) {
                 return Err(Errno::ELOOP);

@@ -28,7 +28,7 @@ const NOT_LOCKED: &str = "counted and limited; the host may still page the memor
 const NOT_SCHEDULED: &str = "kept, inherited and given back, but not scheduled by";
 
 /// What mount(2) lacks.
-const MOUNTS: &str = "tmpfs, ramfs, proc, sysfs, cgroup2, devpts, devtmpfs; nothing is propagated: no MS_SHARED (EINVAL)";
+const MOUNTS: &str = "tmpfs, ramfs, proc, sysfs, cgroup2, devpts, devtmpfs; nothing is propagated: no MS_SHARED (EINVAL); nothing is mounted in a directory of a process in /proc (ENOENT)";
 
 /// What clone(2) refuses.
 const NO_NAMESPACES: &str =

@@ -135,7 +135,17 @@ fn place_at(namespace: &MountNamespace, at: Path) -> Result<Place> {
         return Err(Errno::ENOENT);
     }
     check_in(namespace, &parent)?;
+    check_lasting(at.dentry())?;
     Ok(Place { parent, point: at.dentry().clone() })
+}
+
+/// `ENOENT` in the directory of a process in `/proc`: that goes with the process, and the mount would
+/// have no name any more. Linux refuses `fd`, `fdinfo` and `map_files` alone there (`dont_mount`).
+pub(super) fn check_lasting(point: &Arc<Dentry>) -> Result<()> {
+    match Dentry::any_above(point, &|dentry| dentry.inode.process().is_some()) {
+        true => Err(Errno::ENOENT),
+        false => Ok(()),
+    }
 }
 
 fn is_directory(dentry: &Dentry) -> bool {

@@ -9,6 +9,7 @@ use super::tree::MountNamespace;
 use crate::errno::{Errno, Result};
 use crate::fs::dentry::Dentry;
 use crate::fs::inode::FilesystemId;
+use crate::fs::notify;
 use crate::fs::overlay::node_of_inode;
 use crate::sync::KernelCell;
 
@@ -114,7 +115,7 @@ pub struct Filesystem {
     pub(super) writers: KernelCell<u32>,
     pub(super) registry: Arc<Registry>,
     /// Given back when the file system is gone.
-    _number: Option<Number>,
+    number: Option<Number>,
 }
 
 /// What may be done with the files.
@@ -166,7 +167,7 @@ impl Filesystem {
             access: KernelCell::new(access),
             writers: KernelCell::new(0),
             registry: registry.clone(),
-            _number: number,
+            number,
         })
     }
 
@@ -202,6 +203,9 @@ impl Drop for Filesystem {
     /// No path leads to its files any more, so nothing is kept: directories that are known hold
     /// each other.
     fn drop(&mut self) {
+        if let Some(number) = &self.number {
+            notify::unmounted(number.id());
+        }
         Dentry::dismantle(&self.root);
         if let Some(node) = node_of_inode(&self.root.inode) {
             node.dismantle();

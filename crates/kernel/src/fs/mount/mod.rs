@@ -129,7 +129,7 @@ pub struct Mount {
     children: KernelCell<BTreeMap<usize, Arc<Mount>>>,
     /// The number of the namespace that it is in; 0: none.
     namespace: KernelCell<u64>,
-    /// Open file descriptions that may write.
+    /// Open file descriptions, and mappings of such, that may write.
     writers: KernelCell<u32>,
 }
 
@@ -271,6 +271,29 @@ impl Mount {
 impl Holder for Mount {
     fn forbids_execution(&self) -> bool {
         self.flags().contains(MountFlags::NOEXEC)
+    }
+}
+
+/// A mapping of a file that was opened for writing: its mount cannot become read-only.
+pub struct Writer(Arc<Mount>);
+
+impl Writer {
+    /// Counts it.
+    pub fn new(mount: Arc<Mount>) -> Arc<Self> {
+        mount.add_writer();
+        Arc::new(Self(mount))
+    }
+}
+
+impl Holder for Writer {
+    fn forbids_execution(&self) -> bool {
+        self.0.forbids_execution()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.remove_writer();
     }
 }
 

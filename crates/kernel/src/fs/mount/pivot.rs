@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 
+use super::change::check_lasting;
 use super::{MountNamespace, Place, check_in};
 use crate::errno::{Errno, Result};
 use crate::fs::dentry::Dentry;
@@ -21,6 +22,7 @@ pub fn pivot_root(
     if put_old.dentry().is_unlinked() {
         return Err(Errno::ENOENT);
     }
+    check_lasting(put_old.dentry())?;
     let mount_of = |path: &Path| path.mount().cloned().ok_or(Errno::EINVAL);
     let (root_mount, new_mount, old_mount) = (mount_of(root)?, mount_of(new)?, mount_of(&put_old)?);
     check_in(namespace, &root_mount)?;

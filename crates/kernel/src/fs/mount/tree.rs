@@ -127,7 +127,7 @@ impl MountNamespace {
     }
 
     /// The place that all of the tree is below.
-    pub(super) fn top(&self) -> Path {
+    pub(in crate::fs) fn top(&self) -> Path {
         Path::new(self.top.clone(), self.top.root.clone())
     }
 

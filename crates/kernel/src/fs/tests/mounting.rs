@@ -3,6 +3,7 @@
 use super::super::inode::NewKind;
 use super::super::mount::change::{self, Arguments, Request, Unmount};
 use super::super::mount::{MOUNTS_MAX, MountFlags};
+use super::super::walk::Walk;
 use super::*;
 use crate::fs::dentry::Dentry;
 use crate::fs::mount::MountNamespace;
@@ -154,7 +155,13 @@ fn a_name_of_proc_stays_the_same_while_something_is_mounted_on_it() {
     assert_eq!(world.name_of(&place("/proc/sys/kernel/file")), "/proc/sys/kernel/file");
     let pinned = Arc::downgrade(place("/proc/sys").dentry());
     assert!(pinned.upgrade().is_some());
+    // Nor may the names go or move (rename(2) in directories of the host).
+    let check = |above, name: &str| place(above).dentry().check_not_pinned(name.as_bytes());
+    assert_eq!(check("/proc", "sys"), Err(Errno::EBUSY));
+    assert_eq!(check("/proc/sys", "kernel"), Err(Errno::EBUSY));
+    assert_eq!(check("/proc/sys", "fs"), Ok(()));
     world.unmount("/proc/sys/kernel", Unmount::empty()).unwrap();
+    assert_eq!(check("/proc", "sys"), Ok(()));
     assert!(pinned.upgrade().is_none());
     assert!(!place("/proc/sys/kernel").is_mount_root());
 }
@@ -190,7 +197,10 @@ fn writers_forbid_to_make_a_mount_read_only() {
     let open = world.open("/m/file", OpenFlags::CREAT | OpenFlags::WRONLY).unwrap();
     let read_only = Request::REMOUNT | Request::BIND | Request::RDONLY;
     assert_eq!(world.mount_with("", "/m", read_only, ""), Err(Errno::EBUSY));
+    let mapping = open.holder();
     drop(open);
+    assert_eq!(world.mount_with("", "/m", read_only, ""), Err(Errno::EBUSY));
+    drop(mapping);
     world.mount_with("", "/m", read_only, "").unwrap();
     assert!(world.walk("/m").unwrap().mount_flags().contains(MountFlags::READ_ONLY));
     assert_eq!(error(world.mkdir("/m/x")), Errno::EROFS);
@@ -207,4 +217,65 @@ fn a_bind_shows_the_same_dentry_at_two_places() {
     assert_eq!(world.name_of(&there), "/etc/motd");
     assert!(world.walk("/m/..").unwrap().is(&world.fs.root()));
     assert!(Dentry::is_below(here.dentry(), world.walk("/").unwrap().dentry()));
+}
+
+#[test]
+fn nothing_is_mounted_where_a_process_is_shown() {
+    let world = World::new();
+    let before = world.count();
+    for at in ["/proc/self", "/proc/self/fdinfo", "/proc/self/task", "/proc/self/attr"] {
+        assert_eq!(error(world.walk(at).and_then(|_| world.mount(at))), Errno::ENOENT, "{at}");
+    }
+    assert_eq!(world.count(), before);
+}
+
+#[test]
+fn a_resolution_looks_at_a_bounded_number_of_directories() {
+    let world = World::new();
+    let _made = ["/m", "/b"].map(|path| world.mkdir(path).unwrap());
+    world.mount("/m").unwrap();
+    world.mkdir("/m/part").unwrap();
+    world.bind("/m/part", "/b").unwrap();
+    let top = world.walk("/b").unwrap();
+    let mut at = top.clone();
+    for _ in 0..1300 {
+        at = namespace::create(&world.context, &at, b"d", NewKind::Directory, 0o755).unwrap();
+    }
+    let up = |count| walk(&world.context, &at, "../".repeat(count).as_bytes(), Follow::Yes);
+    assert!(up(100).is_ok());
+    assert_eq!(error(up(1300)), Errno::ELOOP);
+    // All of a file system shows: there is nothing to look at.
+    let whole = world.walk("/m/part").unwrap().beside(at.dentry().clone());
+    assert!(walk(&world.context, &whole, "../".repeat(1300).as_bytes(), Follow::Yes).is_ok());
+}
+
+#[test]
+fn no_way_out_of_a_mount_is_taken_if_that_is_forbidden() {
+    let world = World::new();
+    let _made = ["/m", "/m/d", "/m/d/x"].map(|path| world.mkdir(path).unwrap());
+    let below = world.walk("/m/d/x").unwrap();
+    world.mount("/m/d").unwrap();
+    let link = NewKind::Symlink(b"/etc/motd".to_vec());
+    namespace::create(&world.context, &world.context.root, b"/m/d/link", link, 0o777).unwrap();
+    let to = |start: &Path, path: &str| {
+        Walk::new(&world.context, start, Resolve::NO_XDEV).to(start, path.as_bytes(), Follow::Yes)
+    };
+    assert_eq!(error(to(&below, "..")), Errno::EXDEV);
+    assert_eq!(error(to(&world.walk("/m/d").unwrap(), "link")), Errno::EXDEV);
+    assert!(to(&world.walk("/m/d").unwrap(), "/etc/motd").is_ok());
+}
+
+#[test]
+fn what_was_written_below_a_bind_is_told_and_below_another_file_system_is_not() {
+    let world = World::new();
+    let _made = ["/data", "/other"].map(|path| world.mkdir(path).unwrap());
+    let files = || world.fs.written().numbers.files;
+    let before = files();
+    world.bind("/data", "/data").unwrap();
+    world.write("/data/file", "text").unwrap();
+    assert_eq!(files(), before + 1);
+    world.write("/other/file", "text").unwrap();
+    world.mount("/other").unwrap();
+    world.write("/other/hides", "text").unwrap();
+    assert_eq!(files(), before + 1);
 }

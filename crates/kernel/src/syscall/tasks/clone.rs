@@ -111,6 +111,10 @@ pub fn setns(fd: Fd, Flags(kind): Flags) -> Result<()> {
         if kind != MOUNTS {
             return Err(Errno::EINVAL);
         }
+        // It is in none any more.
+        if process.is_zombie() {
+            return Err(Errno::ESRCH);
+        }
         process.fs().borrow_mut().namespace.clone()
     };
     let process = current_process();
