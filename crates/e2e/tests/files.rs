@@ -199,7 +199,9 @@ fn many_directories_are_served_at_once() {
 fn python(binds: &[String], program: &str) -> String {
     let mut command = thaw();
     command.args(["run", "--weak-limits", "--as-root", "--rootfs", "/"]);
-    binds.iter().for_each(|bind| drop(command.args(["--bind", bind])));
+    for bind in binds {
+        command.args(["--bind", bind]);
+    }
     command.args(["--", "python3", "-c", program]);
     run(&mut command).success()
 }
