@@ -140,7 +140,9 @@ fn a_guest_sees_what_others_have_just_changed() {
     let mut command = thaw();
     command.args(["run", "--weak-limits", "--as-root", "--rootfs", "/"]);
     command.args(["--bind", &format!("{}:/shared:rw", home.path().display())]);
-    let script = "cd /shared; while read p; do cat $p 2>/dev/null || echo none; done";
+    // What is printed was read to its end: it may be written to from then on.
+    let script =
+        "cd /shared; while read p; do x=$(cat $p 2>/dev/null || echo none); echo \"$x\"; done";
     command.args(["--", "sh", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut guest = command.spawn().expect("thaw runs");
     let mut input = guest.stdin.take().expect("a pipe");
