@@ -31,7 +31,7 @@ pub struct BindRequest {
 
 /// Attributes of a path. Reply: [`crate::control::FileAttributes`].
 pub const BIND_STAT: u32 = 1;
-/// Entries of a directory from number `a` on, as [`crate::control::MSG_FS_LIST`].
+/// Entries of a directory from number `a` on, as [`crate::control::MSG_FS_LIST`], without attributes.
 pub const BIND_LIST: u32 = 2;
 /// Target of a symbolic link.
 pub const BIND_READLINK: u32 = 3;

@@ -8,6 +8,7 @@ pub mod container;
 pub mod init;
 pub mod lacking;
 pub mod lines;
+pub mod script;
 pub mod trust;
 pub mod watch;
 

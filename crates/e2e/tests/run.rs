@@ -140,6 +140,8 @@ fn a_program_that_lies_elsewhere_is_found_for_the_user() {
     };
     let missing = tried(&[]);
     assert_eq!(missing.code, Some(127));
+    let nowhere = tried(&["--workdir", "/no/such"]).stderr;
+    assert!(nowhere.contains("/no/such") && !nowhere.contains("this host has it as"), "{nowhere}");
     let said = format!(
         "my-tool does not exist in the sandbox; this host has it as {}, where",
         tool.display()

@@ -182,7 +182,7 @@ impl Host {
             }
             MSG_FS_STAT => known.file(body).map(|file| (bytes_of(&file.attributes).to_vec(), None)),
             MSG_FS_READLINK => known.file(body).map(|file| (file.target.clone(), None)),
-            MSG_FS_LOOK => Ok((known.list(body), None)),
+            MSG_FS_LIST => Ok((known.list(body), None)),
             MSG_OPEN_SOCKET => Err(Errno::EACCES),
             MSG_MEMORY_FILE => Ok(open_memory(b"")),
             _ => Err(Errno::EIO),

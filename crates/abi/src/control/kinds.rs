@@ -135,7 +135,8 @@ pub const MSG_OPEN_BLOB: u32 = 201;
 pub const MSG_FS_STAT: u32 = 202;
 /// Entries of a directory: [`super::ListDirectory`], then a path. The reply's tail is
 /// a sequence of [`super::DirectoryEntry`] each followed by its name, padded to 8
-/// bytes; an empty tail is the end.
+/// bytes, and a [`super::FileAttributes`]; of mode 0, if its attributes are to be asked for.
+/// An empty tail is the end.
 pub const MSG_FS_LIST: u32 = 203;
 /// Target of a symbolic link: the tail is a path; the reply's tail is the target.
 pub const MSG_FS_READLINK: u32 = 204;
@@ -145,9 +146,6 @@ pub const MSG_FS_OPEN: u32 = 205;
 /// Give me a socket of my own for requests about directories of the host, of the root and of bound
 /// ones: as [`crate::bind::VOLUME_SOCKET`]. Without body; granted once. Reply: that socket.
 pub const MSG_FS_SOCKET: u32 = 206;
-/// Entries of a directory as [`MSG_FS_LIST`], each with a [`super::FileAttributes`]; of mode 0, if its
-/// attributes are to be asked for.
-pub const MSG_FS_LOOK: u32 = 207;
 /// Give me memory that my processes can share: a memory file of [`crate::layout::ARENA_FILE_SIZE`]
 /// bytes, all zeros. Without body; granted once. Reply: that file.
 pub const MSG_MEMORY_FILE: u32 = 211;

@@ -75,8 +75,7 @@ pub struct ListDirectory {
 }
 
 /// One entry in the reply to [`super::MSG_FS_LIST`]; `name_len` bytes follow, padded
-/// with zeros to a multiple of 8, and in the reply to [`super::MSG_FS_LOOK`] a [`FileAttributes`] behind
-/// them.
+/// with zeros to a multiple of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DirectoryEntry {

@@ -1,15 +1,11 @@
 //! Programs of the function's directory that the sandbox cannot start, since they lead out of it: a Python of a
 //! virtual environment is a link, and the programs beside it name it by its path on this host.
 
-use std::ffi::OsStr;
+use crate::script;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use thaw_home::beneath;
 
-/// Most bytes of the first line of a script (`BINPRM_BUF_SIZE`, execve(2)).
-const LINE_MAX: u64 = 256;
 /// Links that are followed on the way to a file (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 /// The file that makes a directory a virtual environment of Python.
@@ -123,15 +119,11 @@ fn leads_to(path: &Path) -> Option<PathBuf> {
 /// The interpreter that the first line of a script names. Somebody else may have filled the directory: no
 /// link is followed out of it, and what is no regular file is not read.
 fn interpreter(directory: &Path, name: &Path) -> Option<PathBuf> {
-    let mut line = Vec::new();
     let file = beneath::open(beneath::open_directory(directory).ok()?, name).ok()?;
     if !file.metadata().ok()?.is_file() {
         return None;
     }
-    BufReader::new(file.take(LINE_MAX)).read_until(b'\n', &mut line).ok()?;
-    let rest = line.strip_prefix(b"#!")?;
-    let mut words = rest.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-    Some(Path::new(OsStr::from_bytes(words.next()?)).to_owned())
+    script::interpreter(file)
 }
 
 #[cfg(test)]

@@ -232,3 +232,11 @@ impl Path {
         Some((name, is_reachable))
     }
 }
+
+/// The path of a name in a directory; without a slash before it, if that is the empty path.
+pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory {
+        b"" => name.to_vec(),
+        directory => [directory, b"/", name].concat(),
+    }
+}

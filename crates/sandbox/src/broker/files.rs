@@ -12,7 +12,6 @@ use thaw_abi::bind::{BindRequest, VOLUME_SOCKET};
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::{Description, HostDirectory, Listing};
 use super::owners::{Ids, Owners};
-use super::request::ListDetail;
 use super::rights::FileRights;
 use super::volume::{MountedVolume, Share, Volume, VolumeHolder, VolumeMount};
 use super::{Answer, Question, check_read_only};
@@ -21,7 +20,7 @@ use super::{Answer, Question, check_read_only};
 #[derive(Clone, Debug)]
 pub enum FileQuestion {
     Stat(Vec<u8>),
-    List { path: Vec<u8>, skip: u64, detail: ListDetail },
+    List { path: Vec<u8>, skip: u64 },
     ReadLink(Vec<u8>),
     Open(Vec<u8>),
     Socket,
@@ -33,9 +32,7 @@ impl FileQuestion {
     pub fn of(question: &Question<'_>) -> Option<Self> {
         Some(match *question {
             Question::Stat(path) => Self::Stat(path.to_vec()),
-            Question::List { path, skip, detail } => {
-                Self::List { path: path.to_vec(), skip, detail }
-            }
+            Question::List { path, skip } => Self::List { path: path.to_vec(), skip },
             Question::ReadLink(path) => Self::ReadLink(path.to_vec()),
             Question::Open(path) => Self::Open(path.to_vec()),
             Question::FilesSocket => Self::Socket,
@@ -199,16 +196,13 @@ impl Directories {
                 check_read_only(file.as_fd())?;
                 Ok(Answer::file(file, attributes))
             }
-            FileQuestion::List { path, skip, detail } => {
+            FileQuestion::List { path, skip } => {
                 let last = self.last_listing().take();
                 let listing = match last {
                     Some(listing) if *skip > 0 && listing.is_of(path) => listing,
                     _ => root.list(path)?,
                 };
-                let tail = match detail {
-                    ListDetail::Name => listing.page(*skip),
-                    ListDetail::Attributes => root.page_with_attributes(&listing, *skip),
-                };
+                let tail = root.page_with_attributes(&listing, *skip);
                 // An empty page is the end; the listing is not asked for again.
                 *self.last_listing() = (!tail.is_empty()).then_some(listing);
                 Ok(Answer::data(tail))

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use bytemuck::AnyBitPattern;
 use thaw_abi::bind::BindRequest;
 use thaw_abi::control::{
-    Address, ListDirectory, MSG_BIND, MSG_FS_LIST, MSG_FS_LOOK, MSG_FS_OPEN, MSG_FS_READLINK,
-    MSG_FS_SOCKET, MSG_FS_STAT, MSG_MEMORY_FILE, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_TERMINAL_GET,
+    Address, ListDirectory, MSG_BIND, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_SOCKET,
+    MSG_FS_STAT, MSG_MEMORY_FILE, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_TERMINAL_GET,
     MSG_TERMINAL_SET, MSG_WAKE_SOCKET, OpenBlob, OpenSocket, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
     TerminalMode,
 };
@@ -23,15 +23,6 @@ pub(crate) struct Request<'a> {
     pub question: Question<'a>,
 }
 
-/// What a list says of each entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ListDetail {
-    /// Its name, its inode number and its type.
-    Name,
-    /// Its attributes, too.
-    Attributes,
-}
-
 /// What a sandbox asks for. Every path is relative, below the root, and free of
 /// `.`, `..`, NUL and empty components; the empty path is the root itself.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,8 +37,6 @@ pub(crate) enum Question<'a> {
         path: &'a [u8],
         /// Entries to skip.
         skip: u64,
-        /// What is said of each.
-        detail: ListDetail,
     },
     /// Target of a symbolic link.
     ReadLink(&'a [u8]),
@@ -79,13 +68,9 @@ impl<'a> Question<'a> {
                 rest.is_empty().then_some(Self::OpenBlob(body.blob))
             }
             MSG_FS_STAT => path(body).map(Self::Stat),
-            MSG_FS_LIST | MSG_FS_LOOK => {
+            MSG_FS_LIST => {
                 let (body, rest): (ListDirectory, _) = split(body)?;
-                let detail = match kind {
-                    MSG_FS_LIST => ListDetail::Name,
-                    _ => ListDetail::Attributes,
-                };
-                Some(Self::List { path: path(rest)?, skip: body.skip, detail })
+                Some(Self::List { path: path(rest)?, skip: body.skip })
             }
             MSG_FS_READLINK => path(body).map(Self::ReadLink),
             MSG_FS_OPEN => path(body).map(Self::Open),
@@ -122,13 +107,9 @@ impl Question<'_> {
             Self::ReadLink(path) => (MSG_FS_READLINK, path.to_vec()),
             Self::Open(path) => (MSG_FS_OPEN, path.to_vec()),
             Self::FilesSocket => (MSG_FS_SOCKET, Vec::new()),
-            Self::List { path, skip, detail } => {
+            Self::List { path, skip } => {
                 let head = ListDirectory { skip };
-                let kind = match detail {
-                    ListDetail::Name => MSG_FS_LIST,
-                    ListDetail::Attributes => MSG_FS_LOOK,
-                };
-                (kind, [bytemuck::bytes_of(&head), path].concat())
+                (MSG_FS_LIST, [bytemuck::bytes_of(&head), path].concat())
             }
             Self::Bind(request, tail) => (MSG_BIND, [bytemuck::bytes_of(&request), tail].concat()),
             _ => return None,
@@ -163,7 +144,7 @@ mod tests {
         );
         assert_eq!(
             Question::parse(MSG_FS_LIST, b"\x05\0\0\0\0\0\0\0usr/lib"),
-            Some(Question::List { path: b"usr/lib", skip: 5, detail: ListDetail::Name })
+            Some(Question::List { path: b"usr/lib", skip: 5 })
         );
         assert_eq!(Question::parse(MSG_FS_STAT, b""), Some(Question::Stat(b"")));
         let mut to = Address { bytes: [0; 16], family: 2, port: 443, reserved: 0 };
@@ -184,8 +165,7 @@ mod tests {
         let bind = BindRequest { mount: 1, operation: 2, a: 3, b: 4, c: 5 };
         for question in [
             Question::Stat(b"etc"),
-            Question::List { path: b"usr/lib", skip: 9, detail: ListDetail::Name },
-            Question::List { path: b"usr/lib", skip: 9, detail: ListDetail::Attributes },
+            Question::List { path: b"usr/lib", skip: 9 },
             Question::ReadLink(b"bin"),
             Question::Open(b"etc/passwd"),
             Question::FilesSocket,

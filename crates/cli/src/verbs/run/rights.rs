@@ -3,14 +3,12 @@
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use thaw_build::script;
 
-/// Most bytes of the first line of a script (`BINPRM_BUF_SIZE`, execve(2)).
-const LINE_MAX: u64 = 256;
 /// Scripts that one program may lead through.
 const SCRIPTS_MAX: usize = 5;
 
@@ -49,8 +47,10 @@ impl Start {
                 (Seen::No, _) => {}
                 (Seen::Root, _) => return true,
                 (Seen::All, file) => {
-                    let interpreter = file.filter(|_| depth < SCRIPTS_MAX).and_then(interpreter);
-                    return interpreter.is_some_and(|name| self.program_is_roots(&name, depth + 1));
+                    let interpreter =
+                        file.filter(|_| depth < SCRIPTS_MAX).and_then(script::interpreter);
+                    return interpreter
+                        .is_some_and(|name| self.program_is_roots(name.as_os_str(), depth + 1));
                 }
             }
         }
@@ -118,15 +118,6 @@ fn place_in(root: &Path, below: &Path) -> Option<PathBuf> {
     let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let opened = openat2(&directory, below, flags, Mode::empty(), inside).ok()?;
     std::fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd())).ok()
-}
-
-/// The interpreter that the first line of a script names.
-fn interpreter(file: File) -> Option<OsString> {
-    let mut line = Vec::new();
-    BufReader::new(file.take(LINE_MAX)).read_until(b'\n', &mut line).ok()?;
-    let mut words =
-        line.strip_prefix(b"#!")?.split(u8::is_ascii_whitespace).filter(|it| !it.is_empty());
-    Some(OsString::from_vec(words.next()?.to_vec()))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use thaw_abi::control::FileAttributes;
 
 use super::{Bind, Moment};
 use crate::errno::{Errno, Result};
+use crate::fs::path::join;
 use crate::fs::walk::{NAME_MAX, PATH_MAX};
 
 /// Most names that the host is asked for at once.
@@ -104,13 +105,6 @@ fn told(
         }
     }
     Some(told)
-}
-
-fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
-    match directory {
-        b"" => name.to_vec(),
-        directory => [directory, b"/", name].concat(),
-    }
 }
 
 #[cfg(test)]

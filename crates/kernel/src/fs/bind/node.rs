@@ -15,6 +15,7 @@ use crate::fs::inode::{
     RenameMode, Statfs, Timestamp,
 };
 use crate::fs::overlay::{DirectoryFile, device_number};
+use crate::fs::path::join;
 use crate::state;
 use crate::sync::KernelCell;
 
@@ -134,12 +135,7 @@ impl BoundNode {
     }
 
     fn path_of(&self, name: &[u8]) -> Vec<u8> {
-        let mut path = self.path();
-        if !path.is_empty() {
-            path.push(b'/');
-        }
-        path.extend_from_slice(name);
-        path
+        join(&self.path(), name)
     }
 
     fn child(&self, name: &[u8]) -> Result<Arc<BoundNode>> {
@@ -332,7 +328,10 @@ impl Inode for BoundNode {
     }
 
     fn expect_walk(&self, path: &[u8]) {
-        self.bind.ask_ahead(self.path(), path);
+        // One name alone is asked for when it is looked up.
+        if path.contains(&b'/') {
+            self.bind.ask_ahead(self.path(), path);
+        }
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {

@@ -10,13 +10,14 @@ use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
 use thaw_abi::control::{
-    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LOOK, MSG_FS_READLINK, MSG_FS_STAT,
+    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_READLINK, MSG_FS_STAT,
 };
 
 use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
 use crate::fs::inode::{FileType, S_IFMT, Timestamp};
 use crate::fs::lower::host_file;
+use crate::fs::path::join;
 use crate::host::{files, files_socket};
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
@@ -157,16 +158,6 @@ fn parse(bytes: &[u8]) -> Result<FileAttributes> {
     Ok(attributes)
 }
 
-fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
-    let mut path = Vec::with_capacity(directory.len() + 1 + name.len());
-    path.extend_from_slice(directory);
-    if !path.is_empty() {
-        path.push(b'/');
-    }
-    path.extend_from_slice(name);
-    path
-}
-
 impl Lower for HostLower {
     fn root(&self) -> LowerId {
         LowerId(0)
@@ -199,7 +190,7 @@ impl Lower for HostLower {
         loop {
             reply.clear();
             let since = Machine::monotonic_ns();
-            files_socket::request(MSG_FS_LOOK, bytemuck::bytes_of(&request), &path, &mut reply)?;
+            files_socket::request(MSG_FS_LIST, bytemuck::bytes_of(&request), &path, &mut reply)?;
             if reply.is_empty() {
                 return Ok(());
             }
