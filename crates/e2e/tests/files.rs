@@ -2,10 +2,14 @@
 //! than the files take.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 use thaw_e2e::{Process, descendants, descriptors, exists, kill, run, skip, thaw, wait_until};
 
 /// A sandbox that waits for the end of its input, with these arguments of `thaw run`.
@@ -15,14 +19,13 @@ struct Waiting {
 }
 
 fn start(arguments: &[&str]) -> Waiting {
+    start_program(arguments, &["cat", "/etc/hostname", "-"])
+}
+
+fn start_program(arguments: &[&str], program: &[&str]) -> Waiting {
     let mut command = thaw();
-    command.args(["run", "--weak-limits"]).args(arguments).args([
-        "--",
-        "cat",
-        "/etc/hostname",
-        "-",
-    ]);
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.args(["run", "--weak-limits"]).args(arguments).arg("--").args(program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let run = command.spawn().expect("thaw runs");
     let find = || descendants(run.id()).into_iter().find(is_server);
     wait_until("files are served", || find().is_some_and(|server| has_filter(server.pid)));
@@ -38,9 +41,18 @@ fn has_filter(pid: u32) -> bool {
     status(pid, "Seccomp") == ["2"]
 }
 
+/// The letter of a process or thread with this name in `/proc`.
+fn state_of(name: &str) -> String {
+    field_of(name, "State").first().cloned().unwrap_or_default()
+}
+
 /// A field of `/proc/PID/status`.
 fn status(pid: u32, field: &str) -> Vec<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    field_of(&pid.to_string(), field)
+}
+
+fn field_of(name: &str, field: &str) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{name}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
     line.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
@@ -114,8 +126,47 @@ fn a_sandbox_whose_files_nobody_serves_is_ended() {
     assert_eq!(status.code(), Some(1));
     let mut said = String::new();
     let mut stderr = waiting.run.stderr.take().expect("a pipe");
-    std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
+    stderr.read_to_string(&mut said).expect("text");
     assert!(said.contains("the process that serves files of this host to it has ended"), "{said}");
+}
+
+/// Not even while the host has not noticed yet: the program would go on as if its files were broken.
+#[test]
+fn a_program_whose_files_nobody_serves_does_not_go_on() {
+    let home = tempfile::tempdir().expect("a directory");
+    let bind = format!("{}:/shared:rw", home.path().display());
+    // Nearly always a request is being served.
+    let program = "
+import os
+file = os.open('/shared/file', os.O_WRONLY | os.O_CREAT)
+try:
+    while True:
+        os.pwrite(file, b'.', 0)
+        os.fsync(file)
+except OSError: print('goes on', flush=True)
+";
+    let arguments = ["--as-root", "--rootfs", "/", "--bind", &bind];
+    // At times the request has not been read, and then the host ends the sandbox for sure.
+    for _ in 0..5 {
+        let mut waiting = start_program(&arguments, &["python3", "-c", program]);
+        wait_until("it writes", || home.path().join("file").exists());
+        fs::remove_file(home.path().join("file")).expect("it goes");
+        let (pid, run) = (waiting.run.id(), Pid::from_child(&waiting.run));
+        kill_process(run, Signal::STOP).expect("it stops");
+        let threads = || fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+        let is_stopped = |thread: fs::DirEntry| {
+            state_of(&format!("{pid}/task/{}", thread.file_name().display())) == "T"
+        };
+        wait_until("all its threads stop", || threads().all(is_stopped));
+        kill(waiting.server);
+        wait_until("no request is served", || state_of(&waiting.server.to_string()) == "Z");
+        thread::sleep(Duration::from_millis(100));
+        kill_process(run, Signal::CONT).expect("it goes on");
+        assert_eq!(waiting.run.wait().expect("it ends").code(), Some(1));
+        let mut said = String::new();
+        waiting.run.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
+        assert_eq!(said, "");
+    }
 }
 
 /// Who types ^C means the program.

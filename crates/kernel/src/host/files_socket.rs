@@ -46,6 +46,7 @@ fn ask(request: &Request<'_>, reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
                 *SOCKET.borrow_mut() = Some(OfBoot::new(None));
                 Machine::close(socket);
                 if matches!(ended, Ended::Perhaps) {
+                    wait_until_served();
                     return Err(Errno::EIO);
                 }
             }
@@ -53,6 +54,12 @@ fn ask(request: &Request<'_>, reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
     }
     let [body, tail] = request.parts;
     broker::request(request.kind, body, tail, reply)
+}
+
+/// Waits until the host answers at all. It refuses what is asked here. If nobody serves files any more,
+/// the host ends the sandbox, and until then the guest must not go on with an error.
+fn wait_until_served() {
+    let _ = broker::request(MSG_FS_SOCKET, &[], &[], &mut Vec::new());
 }
 
 /// The socket, which the host is asked for once in a boot.
