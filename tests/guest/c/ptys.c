@@ -184,6 +184,7 @@ int main(void)
     MUST(fcntl(slave, F_SETFL, O_RDWR | O_NONBLOCK));
     program(100);
     type("\n");
+    await_input(8);
     TRY(ioctl(slave, FIONREAD, &value));
     say("%d bytes\n", value);
     TRY(poll(&request, 1, 0));

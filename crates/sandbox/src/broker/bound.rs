@@ -26,6 +26,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite};
 use serde::{Deserialize, Serialize};
 use thaw_abi::bind::*;
+use thaw_abi::control::FileAttributes;
 
 use super::host_directory::{HostDirectory, HostPolicy, Listing, Place};
 use super::owners::{Ids, Owners};
@@ -265,9 +266,7 @@ impl Bound {
 
     fn walk(&self, path: &[u8], skip: u64) -> Vec<u8> {
         let (found, error) = self.directory.attributes_along(path, |stat| self.owners.show(stat));
-        let errno = error.map_or(0, |error| error.raw_os_error());
-        let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(found.len());
-        [bytes_of(&Walked { errno, reserved: 0 }), cast_slice(&found[skip..])].concat()
+        walked(&found, error, skip)
     }
 
     fn check_writable(&self) -> Result<(), Errno> {
@@ -455,6 +454,13 @@ impl Bound {
     }
 }
 
+/// The reply to a [`BIND_WALK`] that leaves `skip` names out.
+pub(super) fn walked(found: &[FileAttributes], error: Option<Errno>, skip: u64) -> Vec<u8> {
+    let errno = error.map_or(0, |error| error.raw_os_error());
+    let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(found.len());
+    [bytes_of(&Walked { errno, reserved: 0 }), cast_slice(&found[skip..])].concat()
+}
+
 /// Permission bits that a sandbox may give.
 fn permissions(mode: u64) -> Mode {
     Mode::from_raw_mode(mode as u32 & 0o1777)
@@ -465,7 +471,6 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-    use thaw_abi::control::FileAttributes;
 
     struct Tree {
         all: tempfile::TempDir,

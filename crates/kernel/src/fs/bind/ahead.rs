@@ -1,4 +1,4 @@
-//! Paths in a bound directory that are about to be looked up, name by name: the host is asked once for
+//! Paths in a bound directory or a volume that are about to be looked up, name by name: the host is asked once for
 //! what all of their names stand for.
 
 use alloc::vec::Vec;
@@ -45,7 +45,7 @@ impl Bind {
 
     /// Asks for the names of `path` from the directory `base` on, if there are several to be looked up.
     pub(super) fn ask_ahead(&self, base: Vec<u8>, path: &[u8]) {
-        if self.is_volume() || self.ahead.borrow_mut().has_failed_since(self.moment()) {
+        if self.ahead.borrow_mut().has_failed_since(self.moment()) {
             return;
         }
         let names = names_to_look_up(path, base.len());
@@ -58,7 +58,7 @@ impl Bind {
         let skip = base.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).count();
         let reply = self.ask(BIND_WALK, [skip as u64, 0, 0], &whole);
         let found = match &reply {
-            Ok(reply) => told(reply, base, &names),
+            Ok(reply) => told(reply, base, &names, |found| self.give_owner(found)),
             // A file system does not answer: nobody asks it for each name of the path.
             Err(Errno::ETIMEDOUT) => Some(alloc::vec![(next, Err(Errno::ETIMEDOUT))]),
             Err(_) => None,
@@ -81,11 +81,13 @@ fn names_to_look_up(path: &[u8], before: usize) -> Vec<&[u8]> {
     forward.take(NAMES_MAX).collect()
 }
 
-/// What a reply says of each path; `None`: it says nothing that can be relied upon.
+/// What a reply says of each path, with the owners that `give_owner` sets; `None`: it says nothing that
+/// can be relied upon.
 fn told(
     reply: &[u8],
     base: Vec<u8>,
     names: &[&[u8]],
+    give_owner: impl Fn(&mut FileAttributes),
 ) -> Option<Vec<(Vec<u8>, Result<FileAttributes>)>> {
     let (head, found) = reply.split_at_checked(size_of::<Walked>())?;
     let head: Walked = bytemuck::pod_read_unaligned(head);
@@ -94,7 +96,9 @@ fn told(
     let mut told = Vec::new();
     for name in names {
         path = join(&path, name);
-        let attributes = found.next().map(bytemuck::pod_read_unaligned).ok_or(Errno(head.errno));
+        let mut attributes =
+            found.next().map(bytemuck::pod_read_unaligned).ok_or(Errno(head.errno));
+        attributes.iter_mut().for_each(&give_owner);
         let is_end = attributes.is_err();
         if is_end && head.errno == 0 {
             break;
@@ -145,7 +149,7 @@ mod tests {
     #[test]
     fn a_reply_tells_of_each_path_and_of_the_first_that_is_missing() {
         let told = |reply: Vec<u8>| {
-            let found = told(&reply, b"base".to_vec(), &[b"a", b"b", b"c"]).unwrap();
+            let found = told(&reply, b"base".to_vec(), &[b"a", b"b", b"c"], |_| ()).unwrap();
             found
                 .into_iter()
                 .map(|(path, found)| (path, found.map(|found| found.inode)))
@@ -162,7 +166,9 @@ mod tests {
         assert_eq!(told(reply(0, &[1, 2, 3])), all);
         // A host that says more than it was asked for.
         assert_eq!(told(reply(0, &[1, 2, 3, 4])), all);
-        assert!(super::told(&[0; 7], Vec::new(), &[]).is_none());
-        assert_eq!(super::told(&[0; 20], Vec::new(), &[b"a"]), Some(vec![]));
+        let owned = super::told(&reply(0, &[1]), vec![], &[b"a"], |found| found.uid = 7).unwrap();
+        assert_eq!(owned[0].1.map(|found| found.uid), Ok(7));
+        assert!(super::told(&[0; 7], Vec::new(), &[], |_| ()).is_none());
+        assert_eq!(super::told(&[0; 20], Vec::new(), &[b"a"], |_| ()), Some(vec![]));
     }
 }

@@ -27,7 +27,7 @@ use crate::broker::host_directory::encode;
 use crate::broker::path::is_harmless;
 use crate::sys::RecordLock;
 use locks::LockFile;
-use renumber::{renumber, renumber_entries};
+use renumber::{renumber, renumber_entries, renumber_walked};
 
 /// A volume in use by one sandbox.
 pub(in crate::broker) struct MountedVolume {
@@ -166,6 +166,7 @@ impl MountedVolume {
             BIND_OPEN => {
                 renumber::<OpenedVolumeFile>(&mut answer.tail, |found| &mut found.inode, numbers);
             }
+            BIND_WALK => renumber_walked(&mut answer.tail, numbers),
             BIND_LIST => renumber_entries(&mut answer.tail, numbers),
             _ => {}
         }

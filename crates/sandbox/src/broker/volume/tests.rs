@@ -10,7 +10,7 @@ use crate::broker::Answer;
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use thaw_abi::control::DirectoryEntry;
+use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 struct Tree {
     all: tempfile::TempDir,
@@ -87,6 +87,41 @@ fn open(mount: &MountedVolume, flags: u64, path: &[u8]) -> Result<(u64, File), E
     let answer = ask(mount, BIND_OPEN, flags, 0o644, path)?;
     let opened: OpenedVolumeFile = bytemuck::pod_read_unaligned(&answer.tail);
     Ok((opened.handle, answer.descriptor.unwrap().into()))
+}
+
+/// What a request for all names of a path says: the error behind them, and what they stand for.
+fn walk(mount: &MountedVolume, skip: u64, path: &[u8]) -> (i32, Vec<FileAttributes>) {
+    let answer = ask(mount, BIND_WALK, skip, 0, path).unwrap().tail;
+    let (head, found) = answer.split_at(std::mem::size_of::<Walked>());
+    let head: Walked = bytemuck::pod_read_unaligned(head);
+    let found = found.chunks_exact(std::mem::size_of::<FileAttributes>());
+    (head.errno, found.map(bytemuck::pod_read_unaligned).collect())
+}
+
+#[test]
+fn a_path_is_walked_as_its_names_are_looked_at() {
+    let tree = Tree::new(1 << 20);
+    let mount = tree.mount(BoundAccess::Write);
+    ask(&mount, BIND_MKDIR, 0o755, 0, b"a").unwrap();
+    ask(&mount, BIND_MKDIR, 0o755, 0, b"a/b").unwrap();
+    let (handle, file) = open(&mount, CREATE, b"a/b/file").unwrap();
+    file.write_all_at(b"x", 0).unwrap();
+    ask(&mount, VOLUME_GROW, handle, 100, b"").unwrap();
+    let stat = |path: &[u8]| {
+        let answer = ask(&mount, BIND_STAT, 0, 0, path).unwrap().tail;
+        bytemuck::pod_read_unaligned::<FileAttributes>(&answer)
+    };
+    let names = [stat(b"a"), stat(b"a/b"), stat(b"a/b/file")];
+    assert_eq!(names[2].size, 100);
+    assert_eq!(walk(&mount, 0, b"a/b/file"), (0, names.to_vec()));
+    assert_eq!(walk(&mount, 2, b"a/b/file"), (0, names[2..].to_vec()));
+    assert_eq!(walk(&mount, u64::MAX, b"a/b/file"), (0, vec![]));
+    assert_eq!(walk(&mount, 1, b"a/c/file"), (Errno::NOENT.raw_os_error(), vec![]));
+    assert_eq!(
+        walk(&mount, 1, b"a/b/file/no"),
+        (Errno::NOTDIR.raw_os_error(), names[1..].to_vec())
+    );
+    assert_eq!(walk(&mount, 0, b"a/../a").0, Errno::INVAL.raw_os_error());
 }
 
 #[test]

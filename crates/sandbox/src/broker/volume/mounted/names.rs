@@ -8,6 +8,8 @@ use thaw_abi::bind::*;
 use thaw_abi::control::FileAttributes;
 
 use super::MountedVolume;
+use crate::broker::bound::walked;
+use crate::broker::host_directory::encode;
 use crate::broker::path::is_harmless;
 use crate::broker::volume::{NAME_COST, Volume, is_regular, tree};
 
@@ -26,6 +28,20 @@ impl MountedVolume {
                 }
                 found.size = Volume::length(&state.open, found.inode, found.size);
                 Ok(bytes_of(&found).to_vec())
+            }
+            BIND_WALK => {
+                let state = self.volume.state();
+                let walk = || bound.directory().attributes_along(tail, encode);
+                let (mut found, mut error) = walk();
+                // Nothing but the last name stands for what has been written to.
+                let last = found.last().map(|last| last.inode);
+                if last.is_some_and(|inode| Volume::note_written(&state.open, inode)) {
+                    (found, error) = walk();
+                }
+                for found in &mut found {
+                    found.size = Volume::length(&state.open, found.inode, found.size);
+                }
+                Ok(walked(&found, error, request.a))
             }
             BIND_UTIMES => {
                 // What was written before changes the time no more.
