@@ -36,8 +36,8 @@ pub const BIND_LIST: u32 = 2;
 /// Target of a symbolic link.
 pub const BIND_READLINK: u32 = 3;
 /// Open a regular file: `a` has the flags of open(2) ([`BIND_OPEN_FLAGS`]), `b`
-/// the permissions of a new file. Reply: the file's number, a `u64`, and a descriptor of a file that
-/// is opened to be read only.
+/// the permissions of a new file. Reply: the file's number, a `u64`, or if `c` is 1 an
+/// [`OpenedBoundFile`], and a descriptor of a file that is opened to be read only.
 pub const BIND_OPEN: u32 = 4;
 /// Close open file `a`.
 pub const BIND_CLOSE: u32 = 5;
@@ -89,6 +89,17 @@ pub struct Walked {
     pub errno: i32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// Reply to a [`BIND_OPEN`] of a file of a bound directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpenedBoundFile {
+    /// The file's number.
+    pub handle: u64,
+    /// 1: its mount lets programs be executed (mount(2), `MS_NOEXEC`). What is mapped of another one
+    /// cannot become executable.
+    pub is_executable: u64,
 }
 
 // Operations on files of volumes ([`MOUNT_VOLUME`]) only. There BIND_OPEN has a descriptor and

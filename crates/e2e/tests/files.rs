@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -225,6 +225,83 @@ fn a_guest_sees_what_others_have_just_changed() {
     assert_eq!((read(file), read("a/b")), ("none".into(), "no directory".into()));
     drop(input);
     assert!(guest.wait().expect("it ends").success());
+}
+
+/// What is mapped is the host's file: it is not copied, and shows what the host writes, as on Linux.
+#[test]
+fn a_mapping_of_a_bound_file_is_the_file() {
+    let home = tempfile::tempdir().expect("a directory");
+    let file = home.path().join("file");
+    fs::write(&file, [b'a'; 3 * 4096]).expect("a file");
+    let program = "
+import mmap, os
+file = os.open('/shared/file', os.O_RDONLY)
+view = mmap.mmap(file, 3 * 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+view[4096] = ord('w')
+print(view[0:1], view[4096:4097], flush=True)
+input()
+print(view[0:1], view[4096:4097], view[8192:8193], flush=True)
+input()
+child = os.fork()
+if not child:
+    view[8192]
+    os._exit(0)
+print(os.WTERMSIG(os.waitpid(child, 0)[1]), view[4096:4097], flush=True)
+";
+    let bind = format!("{}:/shared", home.path().display());
+    let arguments = ["--as-root", "--rootfs", "/", "--bind", &bind];
+    let mut guest = start_program(&arguments, &["python3", "-c", program]);
+    let mut input = guest.run.stdin.take().expect("a pipe");
+    let mut output = BufReader::new(guest.run.stdout.take().expect("a pipe"));
+    let mut line = || {
+        let mut line = String::new();
+        output.read_line(&mut line).expect("it prints");
+        line
+    };
+    assert_eq!(line(), "b'a' b'w'\n");
+    let written = fs::OpenOptions::new().write(true).open(&file).expect("it opens");
+    written.write_all_at(&[b'b'; 3 * 4096], 0).expect("it is written");
+    writeln!(input).expect("it reads");
+    assert_eq!(line(), "b'b' b'w' b'b'\n");
+    written.set_len(2 * 4096).expect("it is cut");
+    writeln!(input).expect("it reads");
+    // SIGBUS. What the program has written is its own.
+    assert_eq!(line(), "7 b'w'\n");
+}
+
+/// Programs and libraries of a bound directory, also where the host would not execute them.
+#[test]
+fn programs_in_bound_directories_are_executed() {
+    let home = tempfile::tempdir().expect("a directory");
+    let _mounted = Mounted::without_execution(home.path());
+    fs::copy("/usr/bin/env", home.path().join("program")).expect("a copy");
+    let bind = format!("{}:/shared", home.path().display());
+    let mut command = thaw();
+    command.args(["run", "--weak-limits", "--as-root", "--rootfs", "/", "--bind", &bind]);
+    command.args(["--", "/shared/program", "echo", "it runs"]);
+    assert_eq!(run(&mut command).success(), "it runs\n");
+}
+
+/// A file system in memory, until this is dropped.
+struct Mounted<'a>(&'a Path);
+
+impl<'a> Mounted<'a> {
+    /// One from which the host executes nothing; none for a user who may not mount.
+    fn without_execution(at: &'a Path) -> Option<Self> {
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "noexec", "tmpfs"]).arg(at).stderr(Stdio::null());
+        let is_mounted = mount.status().is_ok_and(|status| status.success());
+        if !is_mounted {
+            skip("the test of a directory whose programs the host does not execute: no mount(8)");
+        }
+        is_mounted.then_some(Self(at))
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
 }
 
 /// So many mounts that their descriptors take several packets.

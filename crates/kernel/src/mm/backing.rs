@@ -6,6 +6,7 @@ use core::ops::Range;
 use super::shared::Placed;
 use crate::errno::Result;
 use crate::io::{Sink, Source};
+use crate::platform::machine::HostFd;
 use crate::platform::saved::Saved;
 
 /// A mapped file.
@@ -36,12 +37,18 @@ pub trait Holder: Saved + Send + Sync {
 pub enum MmapSource {
     /// A file of the lower layer, by blob number; read-only.
     Blob(u32),
-    /// A file of the host directory, by path without leading slash; read-only.
-    HostFile(Arc<[u8]>),
+    /// A file of a directory of the host; read-only.
+    HostFile(Arc<dyn HostPages>),
     /// A file of the upper layer: the mapping copies or shares its pages.
     Upper(Arc<dyn UpperPages>),
     /// Zeros (`/dev/zero`, zero(4)).
     Zero,
+}
+
+/// A file of the host that is mapped as it is.
+pub trait HostPages: Saved + Send + Sync {
+    /// A descriptor of it, to be read. It is valid until another one is asked for.
+    fn descriptor(&self) -> Result<HostFd>;
 }
 
 /// Pages of an upper-layer file, as a memory mapping sees them.

@@ -31,8 +31,8 @@ pub fn map_on_host(vma: &mut Vma) -> Result<u64> {
             let fd = crate::host::blobs::descriptor(*blob)?;
             Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)?;
         }
-        MmapSource::HostFile(path) => {
-            let fd = crate::host::files::descriptor(path)?;
+        MmapSource::HostFile(file) => {
+            let fd = file.descriptor()?;
             Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)?;
         }
         MmapSource::Upper(upper) => {

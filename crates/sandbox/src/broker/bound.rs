@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_OMIT, chmodat,
-    fstat, fstatvfs, fsync, ftruncate, linkat, mkdirat, openat, renameat_with, symlinkat, unlinkat,
-    utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, StatVfsMountFlags, Timespec, Timestamps,
+    UTIME_OMIT, chmodat, fstat, fstatvfs, fsync, ftruncate, linkat, mkdirat, openat, renameat_with,
+    symlinkat, unlinkat, utimensat,
 };
 use rustix::io::{Errno, pread, pwrite};
 use serde::{Deserialize, Serialize};
@@ -183,7 +183,7 @@ impl Bound {
     /// Serves a request.
     pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Answer, Errno> {
         match request.operation {
-            BIND_OPEN if is_harmless(tail) => self.open_file(tail, request.a, request.b),
+            BIND_OPEN if is_harmless(tail) => self.open_file(tail, request),
             BIND_OPEN => Err(Errno::INVAL),
             _ => self.answer(request, tail).map(Answer::data),
         }
@@ -327,7 +327,8 @@ impl Bound {
         Ok(tail)
     }
 
-    fn open_file(&self, path: &[u8], flags: u64, mode: u64) -> Result<Answer, Errno> {
+    fn open_file(&self, path: &[u8], request: &BindRequest) -> Result<Answer, Errno> {
+        let BindRequest { a: flags, b: mode, c: form, .. } = *request;
         let flags = OFlags::from_bits_retain((flags & BIND_OPEN_FLAGS) as u32);
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE) {
             self.check_writable()?;
@@ -354,9 +355,15 @@ impl Bound {
             return Err(Errno::MFILE);
         }
         open.last += 1;
-        let number = open.last;
-        open.files.insert(number, Arc::new(file));
-        Ok(Answer { tail: number.to_ne_bytes().to_vec(), descriptor })
+        let handle = open.last;
+        let is_executable = form == 1 && descriptor.as_ref().is_some_and(may_be_executed);
+        open.files.insert(handle, Arc::new(file));
+        let opened = OpenedBoundFile { handle, is_executable: is_executable.into() };
+        let tail = match form {
+            1 => bytes_of(&opened).to_vec(),
+            _ => bytes_of(&handle).to_vec(),
+        };
+        Ok(Answer { tail, descriptor })
     }
 
     fn read(&self, number: u64, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
@@ -452,6 +459,11 @@ impl Bound {
         };
         Ok(bytes_of(&answer).to_vec())
     }
+}
+
+/// Whether the mount of a file lets it be mapped to be executed.
+fn may_be_executed(file: &OwnedFd) -> bool {
+    fstatvfs(file).is_ok_and(|found| !found.f_flag.contains(StatVfsMountFlags::NOEXEC))
 }
 
 /// The reply to a [`BIND_WALK`] that leaves `skip` names out.

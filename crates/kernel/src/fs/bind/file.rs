@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 
 use thaw_abi::bind::*;
 
-use super::BoundNode;
 use super::node::Handle;
+use super::{Bind, BoundNode};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, Stat};
 use crate::fs::inode::Inode;
@@ -14,7 +14,7 @@ use crate::fs::lower::host_file;
 use crate::fs::writing;
 use crate::host::files::BoundDescriptor;
 use crate::io::{Sink, Source};
-use crate::mm::backing::{MmapSource, UpperPages};
+use crate::mm::backing::{HostPages, MmapSource, UpperPages};
 use crate::mm::shared::Placed;
 use crate::platform::machine::HostFd;
 
@@ -30,14 +30,40 @@ struct Pages {
     handle: Handle,
     /// The same to be read without a request, if it was opened to be read only.
     descriptor: Option<BoundDescriptor>,
+    /// Whether what the host maps of it can become executable.
+    is_executable: bool,
+}
+
+/// What the host has opened.
+pub(super) struct Opened {
+    handle: u64,
+    descriptor: Option<HostFd>,
+    is_executable: bool,
+}
+
+impl Opened {
+    /// Opens a file that is there.
+    pub fn open(bind: &Bind, access: u64, path: &[u8]) -> Result<Self> {
+        let (descriptor, reply) = bind.request(BIND_OPEN, [access, 0, 1], path)?;
+        let opened: OpenedBoundFile =
+            bytemuck::try_pod_read_unaligned(&reply).map_err(|_| Errno::EIO)?;
+        let OpenedBoundFile { handle, is_executable } = opened;
+        Ok(Self { handle, descriptor, is_executable: is_executable == 1 })
+    }
+
+    /// A file that was made and is open to be written, by the host's number.
+    pub fn made(handle: u64) -> Self {
+        Self { handle, descriptor: None, is_executable: false }
+    }
 }
 
 impl BoundFile {
-    pub(super) fn new(node: Arc<BoundNode>, handle: u64, descriptor: Option<HostFd>) -> Self {
-        let handle = Handle::new(handle);
+    pub(super) fn new(node: Arc<BoundNode>, opened: Opened) -> Self {
+        let handle = Handle::new(opened.handle);
         node.open.borrow_mut().push(handle);
-        let descriptor = descriptor.and_then(BoundDescriptor::keep);
-        Self { pages: Arc::new(Pages { node, handle, descriptor }) }
+        let descriptor = opened.descriptor.and_then(BoundDescriptor::keep);
+        let is_executable = opened.is_executable;
+        Self { pages: Arc::new(Pages { node, handle, descriptor, is_executable }) }
     }
 }
 
@@ -47,8 +73,12 @@ impl Pages {
         if self.handle.is_of_this_boot() { Ok(self.handle.number) } else { Err(Errno::ESTALE) }
     }
 
+    fn kept_descriptor(&self) -> Option<HostFd> {
+        self.descriptor.as_ref().and_then(BoundDescriptor::get)
+    }
+
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
-        if let Some(descriptor) = self.descriptor.as_ref().and_then(BoundDescriptor::get) {
+        if let Some(descriptor) = self.kept_descriptor() {
             let len = sink.remaining();
             return host_file::read_file(|| Ok(descriptor), sink, offset, len);
         }
@@ -142,7 +172,11 @@ impl File for BoundFile {
     }
 
     fn mmap_source(&self) -> Result<MmapSource> {
-        Ok(MmapSource::Upper(self.pages.clone()))
+        // The kernel may have too many descriptors, and copies what the host would not execute.
+        Ok(match self.pages.kept_descriptor().is_some() && self.pages.is_executable {
+            true => MmapSource::HostFile(self.pages.clone()),
+            false => MmapSource::Upper(self.pages.clone()),
+        })
     }
 
     fn allows_shared_mappings(&self) -> bool {
@@ -163,7 +197,13 @@ impl File for BoundFile {
     }
 }
 
-/// Mappings are private and copy: the host's pages stay on the host.
+impl HostPages for Pages {
+    fn descriptor(&self) -> Result<HostFd> {
+        self.kept_descriptor().ok_or(Errno::ESTALE)
+    }
+}
+
+/// What the host does not map is copied: mappings are private.
 impl UpperPages for Pages {
     fn len(&self) -> u64 {
         self.node.size()

@@ -7,7 +7,7 @@ use thaw_abi::bind::*;
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 use super::volume::{Opened, VolumeFile};
-use super::{Bind, BoundFile, Moment, number, parse};
+use super::{Bind, BoundFile, Moment, file, parse};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, OpenFlags};
 use crate::fs::inode::{
@@ -220,15 +220,11 @@ impl BoundNode {
             };
             return Ok(Arc::new(VolumeFile::new(self, opened, access != 0)));
         }
-        let (handle, descriptor) = match fresh {
-            Some(Fresh::Bound(handle)) => (handle, None),
-            _ => {
-                let (descriptor, reply) =
-                    self.bind.request(BIND_OPEN, [access, 0, 0], &self.path())?;
-                (number(reply)?, descriptor)
-            }
+        let opened = match fresh {
+            Some(Fresh::Bound(handle)) => file::Opened::made(handle),
+            _ => file::Opened::open(&self.bind, access, &self.path())?,
         };
-        Ok(Arc::new(BoundFile::new(self, handle, descriptor)))
+        Ok(Arc::new(BoundFile::new(self, opened)))
     }
 
     fn create_regular(&self, name: &[u8], path: &[u8], permissions: u64) -> Result<Arc<dyn Inode>> {

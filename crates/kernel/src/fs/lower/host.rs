@@ -20,8 +20,8 @@ use crate::fs::lower::host_file;
 use crate::fs::path::join;
 use crate::host::{files, files_socket};
 use crate::io::Sink;
-use crate::mm::backing::MmapSource;
-use crate::platform::machine::{Clocks, Machine};
+use crate::mm::backing::{HostPages, MmapSource};
+use crate::platform::machine::{Clocks, HostFd, Machine};
 use crate::sync::KernelCell;
 
 /// The lower layer that the broker serves.
@@ -233,7 +233,16 @@ impl Lower for HostLower {
     }
 
     fn mmap_source(&self, id: LowerId) -> Result<MmapSource> {
-        Ok(MmapSource::HostFile(self.entry(id)?.path))
+        Ok(MmapSource::HostFile(Arc::new(ByPath(self.entry(id)?.path))))
+    }
+}
+
+/// A file of the layer, by its path.
+struct ByPath(Arc<[u8]>);
+
+impl HostPages for ByPath {
+    fn descriptor(&self) -> Result<HostFd> {
+        files::descriptor(&self.0)
     }
 }
 
