@@ -16,7 +16,7 @@ use crate::exec::{Program, script, take_credentials};
 use crate::fs::fd_table::OnExec;
 use crate::fs::open::open_program;
 use crate::fs::walk::Follow;
-use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, PROC_FS, SYS_FS, Views};
+use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, SYS_FS, Views};
 use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
@@ -45,7 +45,7 @@ pub(super) struct Strings {
 /// What the kernel shows as files.
 pub fn views() -> Views {
     Views {
-        proc: crate::procfs::root(PROC_FS),
+        proc: crate::procfs::root,
         sys: crate::sysfs::root(SYS_FS),
         cgroup: crate::sysfs::cgroup_root(CGROUP_FS),
     }

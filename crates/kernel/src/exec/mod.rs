@@ -231,6 +231,7 @@ fn become_only_thread(thread: &Thread) -> Result<()> {
             threads.insert(main, this);
         }
         drop(threads);
+        process.pid_namespace.dismiss(old);
         kernel().tasks.tracees.rename_tracer(old, main);
     }
     Ok(())

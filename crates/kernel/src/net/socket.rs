@@ -23,6 +23,7 @@ use crate::ipc::mqueue::notification::CookieSocket;
 use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
+use crate::task::ids::Pid;
 use crate::task::signal;
 use crate::task::wait::WaitQueue;
 use crate::task::{Capabilities, current_process};
@@ -151,6 +152,16 @@ impl PeerCredentials {
         let process = current_process();
         let c = process.credentials.borrow_mut();
         Self { pid: process.pid.number(), uid: c.euid, gid: c.egid }
+    }
+
+    /// As the running process gets it: the id is the number in its PID namespace.
+    pub fn for_caller(self) -> Self {
+        Self { pid: Pid::new(self.pid).for_caller(), ..self }
+    }
+
+    /// As the running process has written it.
+    pub fn from_caller(self) -> Self {
+        Self { pid: Pid::from_caller(self.pid).number(), ..self }
     }
 
     /// `EPERM` unless the running process may claim to be this one (`scm_check_creds`,

@@ -15,6 +15,7 @@ use crate::fs::path::Path;
 use crate::fs::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
 use crate::state::kernel;
 use crate::task::ids::{Pid, Tid};
+use crate::task::pid_namespace::PidNamespace;
 use crate::task::{Process, Thread};
 
 /// Parses a process or thread id: decimal, no leading zero.
@@ -67,25 +68,30 @@ fn shown_ids(pid: Pid) -> Vec<Tid> {
     }
 }
 
-/// The directory of a process, if `name` is the id of one.
-pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
-    let pid = Pid::new(parse_id(name)?);
+/// The directory of a process, if `name` is the number of one in a namespace.
+pub fn directory(
+    name: &[u8],
+    parent: &Place,
+    namespace: &PidNamespace,
+) -> Option<Arc<dyn Inode>> {
+    let pid = Pid::new(namespace.id_of(parse_id(name)?));
     let process = process(pid).ok()?;
     let owner = {
         let credentials = process.credentials.borrow_mut();
         (credentials.euid, credentials.egid)
     };
     let place = Place { owner, ..parent.below(name) };
-    Some(Directory::new(
-        place,
-        ProcessNames { pid, tid: pid.main_thread(), kind: DirectoryKind::Process },
-    ))
+    let (tid, namespace) = (pid.main_thread(), namespace.clone());
+    Some(Directory::new(place, ProcessNames { pid, tid, kind: DirectoryKind::Process, namespace }))
 }
 
-/// Emits the ids of all processes.
-pub fn list(emit: &mut dyn FnMut(&[u8], FileType)) {
-    for process in kernel().tasks.all_processes() {
-        emit(alloc::format!("{}", process.pid).as_bytes(), FileType::Directory);
+/// Emits the numbers of all processes in a namespace.
+pub fn list(namespace: &PidNamespace, emit: &mut dyn FnMut(&[u8], FileType)) {
+    let all = kernel().tasks.all_processes();
+    let mut numbers: Vec<u32> = all.iter().map(|it| it.pid.number_in(namespace)).collect();
+    numbers.sort_unstable();
+    for number in numbers.into_iter().filter(|&number| number != 0) {
+        emit(alloc::format!("{number}").as_bytes(), FileType::Directory);
     }
 }
 
@@ -98,11 +104,13 @@ enum DirectoryKind {
     Thread,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct ProcessNames {
     pid: Pid,
     tid: Tid,
     kind: DirectoryKind,
+    /// Whose numbers are shown.
+    namespace: PidNamespace,
 }
 
 /// Makes the content of a file from a thread and its process.
@@ -113,7 +121,6 @@ const FILES: &[(&str, u32, Content)] = &[
     ("auxv", 0o400, |_, process| {
         Ok(bytemuck::cast_slice(&process.auxiliary_vector.borrow_mut()).to_vec())
     }),
-    ("children", 0o444, children),
     ("cmdline", 0o444, |_, process| Ok(process.command_line.borrow_mut().clone())),
     ("coredump_filter", 0o444, |_, _| Ok(b"00000033\n".to_vec())),
     ("environ", 0o400, |_, process| Ok(process.environment.borrow_mut().clone())),
@@ -128,13 +135,18 @@ const FILES: &[(&str, u32, Content)] = &[
     }),
     ("smaps", 0o444, memory::smaps),
     ("smaps_rollup", 0o444, memory::smaps_rollup),
-    ("stat", 0o444, status::stat),
     ("statm", 0o444, memory::statm),
-    ("status", 0o444, status::status),
     ("timerslack_ns", 0o444, |thread, _| {
         Ok(alloc::format!("{}\n", thread.timer_slack.get().current_ns).into_bytes())
     }),
 ];
+
+/// Makes the content of a file with numbers of a namespace.
+type Numbered = fn(&Thread, &Process, &PidNamespace) -> Result<Vec<u8>>;
+
+/// Files that show processes.
+const NUMBERED: &[(&str, Numbered)] =
+    &[("children", children), ("stat", status::stat), ("status", status::status)];
 
 /// Files that are the same for every process, also for one that has ended.
 const CONSTANT: &[(&str, u32, &str)] = &[
@@ -182,17 +194,25 @@ impl Names for ProcessNames {
         if let Some(&(known, permissions, content)) =
             FILES.iter().find(|(known, ..)| known.as_bytes() == name)
         {
-            let (names, name) = (*self, known.as_bytes());
+            let (names, checked, name) = (self.clone(), self.clone(), known.as_bytes());
             let generate = move || match names.subject()? {
                 (process, Some(thread)) => content(&thread, &process),
-                (process, None) => zombie::content(name, &process),
+                (process, None) => zombie::content(name, &process, &names.namespace),
             };
-            let check = move || match names.subject() {
+            let check = move || match checked.subject() {
                 Ok((_, None)) => zombie::check(name),
                 _ => Ok(()),
             };
             let (generate, check) = (Arc::new(generate), Arc::new(check));
             return Ok(Some(Generated::checked(place, permissions, generate, check)));
+        }
+        if let Some(&(known, content)) = NUMBERED.iter().find(|(known, _)| known.as_bytes() == name)
+        {
+            let (names, name) = (self.clone(), known.as_bytes());
+            return Ok(Some(Generated::read_only(place, move || match names.subject()? {
+                (process, Some(thread)) => content(&thread, &process, &names.namespace),
+                (process, None) => zombie::content(name, &process, &names.namespace),
+            })));
         }
         let inode: Arc<dyn Inode> = match name {
             b"exe" => SymbolicLink::new(place, move || {
@@ -209,7 +229,9 @@ impl Names for ProcessNames {
             b"net" => Directory::new(place, Fixed(settings::NET)),
             b"ns" => Directory::new(place, Namespaces { pid }),
             b"mem" => super::mem::inode(place, pid),
-            b"task" if self.kind == DirectoryKind::Process => Directory::new(place, Tasks { pid }),
+            b"task" if self.kind == DirectoryKind::Process => {
+                Directory::new(place, Tasks { pid, namespace: self.namespace.clone() })
+            }
             b"comm" => Generated::new(
                 place,
                 0o644,
@@ -237,6 +259,7 @@ impl Names for ProcessNames {
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
         FILES.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
+        NUMBERED.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
         CONSTANT.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
         SETTINGS.iter().for_each(|name| emit(name.as_bytes(), FileType::Regular));
         LINKS.iter().for_each(|name| emit(name.as_bytes(), FileType::Symlink));
@@ -253,13 +276,14 @@ impl Names for ProcessNames {
 }
 
 /// Ids of the children of a process, as `task/TID/children` shows them.
-fn children(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
+fn children(thread: &Thread, process: &Process, namespace: &PidNamespace) -> Result<Vec<u8>> {
     if thread.tid() != process.pid.main_thread() {
         return Ok(Vec::new());
     }
     let all = kernel().tasks.all_processes();
     let own = all.iter().filter(|child| child.parent_pid() == Some(process.pid));
-    Ok(own.flat_map(|child| alloc::format!("{} ", child.pid).into_bytes()).collect())
+    let numbers = own.map(|child| child.pid.number_in(namespace));
+    Ok(numbers.flat_map(|number| alloc::format!("{number} ").into_bytes()).collect())
 }
 
 /// Namespaces by name, with the inode numbers of the first ones of their kind
@@ -345,21 +369,23 @@ fn set_oom_score_adj(pid: Pid, text: &[u8]) -> Result<()> {
 /// `/proc/PID/task`.
 struct Tasks {
     pid: Pid,
+    namespace: PidNamespace,
 }
 
 impl Names for Tasks {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
-        let Some(tid) = parse_id(name).map(Tid::new) else { return Ok(None) };
+        let Some(number) = parse_id(name) else { return Ok(None) };
+        let (tid, namespace) = (Tid::new(self.namespace.id_of(number)), self.namespace.clone());
         if !shown_ids(self.pid).contains(&tid) {
             return Ok(None);
         }
-        let names = ProcessNames { pid: self.pid, tid, kind: DirectoryKind::Thread };
+        let names = ProcessNames { pid: self.pid, tid, kind: DirectoryKind::Thread, namespace };
         Ok(Some(Directory::new(directory.below(name), names)))
     }
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
         for tid in shown_ids(self.pid) {
-            let name: String = alloc::format!("{tid}");
+            let name: String = alloc::format!("{}", tid.number_in(&self.namespace));
             emit(name.as_bytes(), FileType::Directory);
         }
         Ok(())

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use bitflags::bitflags;
 
+use super::pid_namespace::{self, Admission, PidNamespace};
 use super::process::{PID_MAX, Process, RLIMIT_NPROC, Resources, Shares, Sharing};
 use super::ptrace::Event;
 use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
@@ -84,7 +85,6 @@ pub const NAMESPACES: CloneFlags = CloneFlags::NEWCGROUP
     .union(CloneFlags::NEWUTS)
     .union(CloneFlags::NEWIPC)
     .union(CloneFlags::NEWUSER)
-    .union(CloneFlags::NEWPID)
     .union(CloneFlags::NEWNET);
 
 /// What clone(2) and clone3(2) ask for.
@@ -122,7 +122,7 @@ impl Request {
         if has(CloneFlags::NEWNS | CloneFlags::FS) || has(CloneFlags::NEWUSER | CloneFlags::FS) {
             return Err(Errno::EINVAL);
         }
-        if new_mounts {
+        if self.flags.intersects(CloneFlags::NEWNS | CloneFlags::NEWPID) {
             current().process.credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
         }
         if self.flags.intersects(NAMESPACES) {
@@ -130,6 +130,10 @@ impl Request {
         }
         let thread_without_signals = has(CloneFlags::THREAD) && !has(CloneFlags::SIGHAND);
         let signals_without_memory = has(CloneFlags::SIGHAND) && !has(CloneFlags::VM);
+        let process = &current().process;
+        let is_init = process.pid == super::process::FIRST_PID || process.leads_pid_namespace();
+        let is_between_pid_namespaces =
+            !process.pid_namespace_for_children.borrow_mut().is(&process.pid_namespace);
         // Signal actions are shared by the threads of a process only.
         let signals_between_processes = has(CloneFlags::SIGHAND) && !has(CloneFlags::THREAD);
         if thread_without_signals
@@ -139,7 +143,8 @@ impl Request {
             // All threads of a process have one tree of mounts.
             || new_mounts && has(CloneFlags::THREAD)
             || has(CloneFlags::SETTLS) && self.tls >= thaw_abi::layout::GUEST_MAX
-            || has(CloneFlags::PARENT) && current().process.pid == super::process::FIRST_PID
+            || has(CloneFlags::PARENT) && is_init
+            || has(CloneFlags::THREAD) && (has(CloneFlags::NEWPID) || is_between_pid_namespaces)
         {
             return Err(Errno::EINVAL);
         }
@@ -154,6 +159,7 @@ pub struct NewTask {
     flags: CloneFlags,
     /// What the maker's tracer hears of it.
     event: Option<Event>,
+    admission: Admission,
     is_known: bool,
 }
 
@@ -172,10 +178,12 @@ impl NewTask {
             return Err(Errno::EAGAIN);
         }
         let tid = tasks.new_id();
+        let pid_namespace = pid_namespace_of(request)?;
+        let admission = Admission::new(&pid_namespace, tid)?;
         let process = if request.flags.contains(CloneFlags::THREAD) {
             maker.clone()
         } else if Machine::may_fork() {
-            new_process(request, tid.process())?
+            new_process(request, tid.process(), pid_namespace)?
         } else {
             // As at the limit of processes: that is what it is.
             return Err(Errno::EAGAIN);
@@ -185,7 +193,7 @@ impl NewTask {
         if event.is_some() || request.flags.contains(CloneFlags::PTRACE) {
             ptrace::events::inherit(&thread);
         }
-        Ok(Self { thread, flags: request.flags, event, is_known: false })
+        Ok(Self { thread, flags: request.flags, event, admission, is_known: false })
     }
 
     /// The thread's process.
@@ -208,6 +216,7 @@ impl NewTask {
             host_process::fork(self.process().mm(), &self.thread)?;
         }
         self.is_known = true;
+        self.admission.confirm();
         Ok(PublishedTask(self))
     }
 }
@@ -241,7 +250,7 @@ impl PublishedTask {
             scheduler::start(&self.0.thread);
         }
         if let Some(event) = self.0.event {
-            ptrace::events::report(event, tid.number().into());
+            ptrace::events::report(event, ptrace::events::for_tracer(tid));
         }
         // A thread has nothing of its own to give back.
         if self.0.flags.contains(CloneFlags::VFORK) && !self.0.flags.contains(CloneFlags::THREAD) {
@@ -249,7 +258,7 @@ impl PublishedTask {
             let _: Result<()> = wait_uninterruptibly(&child.released, || {
                 (!child.borrows_memory.get()).then_some(Ok(()))
             });
-            ptrace::events::report(Event::VforkDone, tid.number().into());
+            ptrace::events::report(Event::VforkDone, ptrace::events::for_tracer(tid));
         }
         tid
     }
@@ -263,10 +272,24 @@ pub(super) fn publish(thread: &Arc<Thread>) {
     tasks.threads.borrow_mut().insert(thread.tid(), thread.clone());
     tasks.processes.borrow_mut().entry(process.pid).or_insert_with(|| process.clone());
     tasks.usage.forked();
+    pid_namespace::thread_is_known(thread);
+}
+
+/// Where the new thread has a number.
+fn pid_namespace_of(request: &Request) -> Result<PidNamespace> {
+    let maker = &current().process;
+    if request.flags.contains(CloneFlags::NEWPID) {
+        return maker.new_pid_namespace();
+    }
+    Ok(maker.pid_namespace_for_children.borrow_mut().clone())
 }
 
 /// A process that nobody knows yet, and without threads.
-fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
+fn new_process(
+    request: &Request,
+    pid: Pid,
+    pid_namespace: PidNamespace,
+) -> Result<Arc<Process>> {
     let maker = &current().process;
     let has = |flags| request.flags.contains(flags);
     let mm = if has(CloneFlags::VM) {
@@ -283,7 +306,8 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         resources.release();
         return Err(error);
     }
-    let shares = Shares { mm, resources, borrows_memory: has(CloneFlags::VFORK) };
+    let borrows_memory = has(CloneFlags::VFORK);
+    let shares = Shares { mm, resources, borrows_memory, pid_namespace };
     let (parent, exit_signal) = if has(CloneFlags::PARENT) {
         (maker.parent_pid(), maker.family.get().exit_signal)
     } else {

@@ -13,6 +13,7 @@ pub mod ids;
 pub mod memory_policy;
 pub mod oom;
 pub mod oom_killer;
+pub mod pid_namespace;
 pub mod process;
 pub mod ptrace;
 pub mod sched_attributes;

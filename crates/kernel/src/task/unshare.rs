@@ -16,6 +16,7 @@ const KNOWN: CloneFlags = CloneFlags::THREAD
     .union(CloneFlags::FILES)
     .union(CloneFlags::SYSVSEM)
     .union(CloneFlags::NEWNS)
+    .union(CloneFlags::NEWPID)
     .union(NAMESPACES);
 
 /// What is shared as soon as there are several threads.
@@ -29,6 +30,8 @@ impl Process {
         let namespaces = flags & NEWTIME != 0;
         let flags = CloneFlags::from_bits(flags & !NEWTIME).ok_or(Errno::EINVAL)?;
         self.check_unshare(flags, namespaces)?;
+        let pid_namespace = flags.contains(CloneFlags::NEWPID).then(|| self.new_pid_namespace());
+        let pid_namespace = pid_namespace.transpose()?;
         if flags.contains(CloneFlags::NEWNS) {
             self.unshare_mounts()?;
         } else if flags.contains(CloneFlags::FS) {
@@ -36,6 +39,9 @@ impl Process {
         }
         if flags.contains(CloneFlags::FILES) {
             self.unshare_files();
+        }
+        if let Some(new) = pid_namespace {
+            self.enter_pid_namespace(&new)?;
         }
         Ok(flags.contains(CloneFlags::SYSVSEM) && self.has_one_thread())
     }
@@ -52,10 +58,10 @@ impl Process {
         if new_time || flags.intersects(NAMESPACES) {
             return Err(Errno::EPERM);
         }
-        if flags.contains(CloneFlags::NEWNS) {
+        if flags.intersects(CloneFlags::NEWNS | CloneFlags::NEWPID) {
             self.credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
         }
-        let of_process = CloneFlags::FS | CloneFlags::FILES | CloneFlags::NEWNS;
+        let of_process = CloneFlags::FS | CloneFlags::FILES | CloneFlags::NEWNS | CloneFlags::NEWPID;
         if flags.intersects(of_process) && !self.has_one_thread() {
             return Err(Errno::EINVAL);
         }

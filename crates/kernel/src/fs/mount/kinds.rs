@@ -11,11 +11,13 @@ use crate::fs::inode::Inode;
 use crate::fs::overlay::{Limits, Overlay, node_of_inode};
 use crate::fs::tty::devpts;
 use crate::state::kernel;
+use crate::task::current_process;
 
 /// Directories of memory, and those of the kernel's own that have options.
 const TMPFS: &str = "tmpfs";
 const RAMFS: &str = "ramfs";
 const DEVPTS: &str = "devpts";
+const PROC: &str = "proc";
 
 /// The file system that mount(2) asks for by name. `ENODEV`: there is none of that name.
 /// `EINVAL`: it does not have these options.
@@ -24,6 +26,7 @@ pub(super) fn open(kind: &[u8], options: &[u8], access: Access) -> Result<Arc<Fi
         b"tmpfs" => memory(TMPFS, &options::parse(options, options::TMPFS)?, access),
         b"ramfs" => memory(RAMFS, &options::parse(options, options::RAMFS)?, access),
         b"devpts" => terminals(&options::parse(options, options::DEVPTS)?, access),
+        b"proc" => processes(options, access),
         b"devtmpfs" => {
             options::parse(options, options::TMPFS)?;
             kernel().fs.devices()
@@ -54,6 +57,18 @@ fn terminals(options: &Options, access: Access) -> Result<Arc<Filesystem>> {
     let root = Dentry::root(devpts::root(options.ptmx_mode.unwrap_or(0)));
     let text = options.text_of_terminals();
     Ok(Filesystem::of_program(number, DEVPTS, root, &text, access))
+}
+
+/// The processes of the caller's PID namespace. The initial one has the `/proc` that is there already.
+fn processes(options: &[u8], access: Access) -> Result<Arc<Filesystem>> {
+    options::parse(options, options::NONE)?;
+    let namespace = current_process().pid_namespace.clone();
+    if namespace.is_initial() {
+        return kernel().fs.shared(PROC.as_bytes()).ok_or(Errno::ENODEV);
+    }
+    let number = kernel().fs.registry.new_filesystem();
+    let root = Dentry::root(kernel().fs.proc_root(number.id(), namespace));
+    Ok(Filesystem::of_program(number, PROC, root, "", access))
 }
 
 /// Changes a file system that is mounted. `EINVAL`: it does not have these options, or holds more

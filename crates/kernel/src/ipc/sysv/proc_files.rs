@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use super::registry::Object;
 use super::system_v;
 use crate::errno::Result;
+use crate::task::ids::Pid;
 
 /// `sem`.
 pub fn semaphores() -> Result<Vec<u8>> {
@@ -40,6 +41,7 @@ pub fn messages() -> Result<Vec<u8>> {
         let (bytes, count, [sent_s, received_s, changed_s]) =
             queue.look(|state| (state.bytes, state.count(), state.times_s));
         let (sender, receiver) = queue.look(|state| (state.last_sender, state.last_receiver));
+        let [sender, receiver] = [sender, receiver].map(|id| Pid::new(id).for_caller());
         text += &format!(
             "{:>10} {id:>10}  {:>4o}  {bytes:>10} {count:>10} {sender:>5} {receiver:>5} {:>5} {:>5} {:>5} {:>5} {sent_s:>10} {received_s:>10} {changed_s:>10}\n",
             owner.key, owner.mode, owner.uid, owner.gid, owner.creator_uid, owner.creator_gid,
@@ -62,8 +64,8 @@ pub fn memory() -> Result<Vec<u8>> {
             owner.key,
             owner.mode | state.flags,
             segment.size,
-            segment.creator,
-            state.last_pid,
+            segment.creator.for_caller(),
+            Pid::new(state.last_pid).for_caller(),
             segment.attachments(),
             owner.uid,
             owner.gid,

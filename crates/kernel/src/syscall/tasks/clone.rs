@@ -142,7 +142,7 @@ fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<Tid> {
     let child = task.publish()?;
     if has(CloneFlags::PARENT_SETTID) {
         // An address that cannot be written to does not fail the call.
-        let _ = request.parent_tid.write(&child.tid().number());
+        let _ = request.parent_tid.write(&child.tid().for_caller());
     }
     if let Some(pidfd) = pidfd {
         pidfd.install();

@@ -6,9 +6,10 @@ use crate::state::kernel;
 use crate::task::current_process;
 use crate::task::ids::{Pgid, Sid};
 
-/// getppid(2): the first process has no parent.
+/// getppid(2): init has no parent.
 pub fn getppid() -> Result<u32> {
-    Ok(current_process().parent_number())
+    let own = current_process();
+    Ok(own.parent_number(&own.pid_namespace))
 }
 
 /// getpgid(2).
@@ -59,7 +60,7 @@ pub fn setpgid(pid: PidNumber, group: i32) -> Result<()> {
         return Err(Errno::EPERM);
     }
     let own_group = target.pid.led_group();
-    let group = if group == 0 { own_group } else { Pgid::new(group as u32) };
+    let group = if group == 0 { own_group } else { Pgid::from_caller(group as u32) };
     let exists = group == own_group
         || !kernel()
             .tasks

@@ -29,10 +29,10 @@ pub fn pidfd_open(pid: PidNumber, Flags(flags): Flags) -> Result<i32> {
         return Err(Errno::EINVAL);
     }
     let tasks = &kernel().tasks;
-    let process = match tasks.process(Pid::new(pid.0 as u32)) {
+    let process = match tasks.process(Pid::from_caller(pid.0 as u32)) {
         Some(process) => process,
         // pidfd_open(2): of a thread that is not the main one.
-        None if tasks.thread(Tid::new(pid.0 as u32)).is_some() => return Err(Errno::EINVAL),
+        None if tasks.thread(Tid::from_caller(pid.0 as u32)).is_some() => return Err(Errno::EINVAL),
         None => return Err(Errno::ESRCH),
     };
     fd_table::install_new(Arc::new(PidFd { process }), flags | OpenFlags::CLOEXEC)
@@ -59,7 +59,9 @@ pub fn pidfd_send_signal(
         Some(record) if record.is_only_for_itself() && process.pid != own.pid => {
             return Err(Errno::EPERM);
         }
-        Some(record) => signal.map(|signal| record.with_signal(signal)),
+        Some(record) => {
+            signal.map(|signal| record.with_signal(signal).written_for(&process))
+        }
     };
     if process.is_zombie() && kernel().tasks.process(process.pid).is_none() {
         return Err(Errno::ESRCH);

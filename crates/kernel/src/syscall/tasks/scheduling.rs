@@ -336,7 +336,7 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
     let found: Vec<_> = match which {
         PRIO_PROCESS => PidNumber(who as i32).thread().into_iter().collect(),
         PRIO_PGRP => {
-            let group = if who == 0 { own.process_group() } else { Pgid::new(who) };
+            let group = if who == 0 { own.process_group() } else { Pgid::from_caller(who) };
             of_processes(&|process| process.process_group() == group)
         }
         PRIO_USER => {

@@ -136,7 +136,7 @@ pub(in crate::task) fn thread_ends(thread: &Thread, status: ExitStatus) {
         return;
     }
     let mut info = signal::child_ended(&process, SIGCHLD, status);
-    info.set_sender(tid.number());
+    info.set_sender(tid);
     tasks.tracees.note_ended(EndedTracee { tid, process, status, by });
     signal::send_to_process(&tracer, info);
     tracer.children_changed.wake_all(Events::IN);

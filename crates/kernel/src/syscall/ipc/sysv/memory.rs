@@ -16,6 +16,7 @@ use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::syscall::memory::check_room;
+use crate::task::ids::Pid;
 use crate::task::process::RLIMIT_MEMLOCK;
 use crate::task::{Capabilities, Credentials, current_process};
 
@@ -217,8 +218,8 @@ fn status(id: i32, segment: &Segment) -> Status {
         permissions,
         size: segment.size,
         times_s: state.times_s,
-        creator: segment.creator.number(),
-        last_pid: state.last_pid,
+        creator: segment.creator.for_caller(),
+        last_pid: Pid::new(state.last_pid).for_caller(),
         attachments: segment.attachments(),
         unused: [0; 2],
     }

@@ -9,6 +9,7 @@ use crate::ipc::sysv::permissions::{READ, UserPermissions, WRITE};
 use crate::ipc::sysv::registry::{Object, place_of};
 use crate::ipc::sysv::{IPC_INFO, IPC_NOWAIT, IPC_RMID, IPC_SET, IPC_STAT, system_v};
 use crate::platform::user::UserAddress;
+use crate::task::ids::Pid;
 use crate::task::wait::wait_until;
 use crate::task::{Capabilities, Credentials, current_process};
 
@@ -189,8 +190,8 @@ fn status(id: i32, queue: &MessageQueue) -> Status {
         bytes: state.bytes,
         count: state.count() as u64,
         bytes_max: state.bytes_max,
-        last_sender: state.last_sender,
-        last_receiver: state.last_receiver,
+        last_sender: Pid::new(state.last_sender).for_caller(),
+        last_receiver: Pid::new(state.last_receiver).for_caller(),
         unused: [0; 2],
     })
 }

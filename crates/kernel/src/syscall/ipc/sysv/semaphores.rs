@@ -9,6 +9,7 @@ use crate::ipc::sysv::registry::{Object, place_of};
 use crate::ipc::sysv::semaphores::{Attempt, Operation, SemaphoreSet, VALUE_MAX};
 use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, system_v};
 use crate::platform::user::UserAddress;
+use crate::task::ids::Pid;
 use crate::task::wait::wait_until;
 use crate::task::{Credentials, current_process};
 use crate::time::{Timeout, Timespec};
@@ -210,7 +211,7 @@ fn one(id: i32, number: i32, command: u32) -> Result<u64> {
     let number = number.ok_or(Errno::EINVAL)?;
     let semaphore = set.look(|state| state.semaphores[usize::from(number)]);
     Ok(match command {
-        GETPID => semaphore.last_pid.into(),
+        GETPID => Pid::new(semaphore.last_pid).for_caller().into(),
         GETVAL => semaphore.value as u64,
         GETNCNT => set.waiting(number, false) as u64,
         _ => set.waiting(number, true) as u64,

@@ -1,0 +1,466 @@
+//! PID namespaces (pid_namespaces(7)).
+//!
+//! Ids ([`super::ids`]) are numbers of the whole sandbox: those of the initial namespace. Any other
+//! namespace has numbers of its own for its threads and for those of the namespaces below it. Ids
+//! become these numbers where the guest sees them.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::ids::{Pid, Tid};
+use super::process::{FIRST_PID, FIRST_REUSED_ID, PID_MAX, Process};
+use super::signal::{self, SI_KERNEL, SIGKILL, SignalInfo};
+use super::thread::{Thread, current, running};
+use super::wait::{Events, WaitQueue};
+use super::{exit, ptrace, scheduler};
+use crate::errno::{Errno, Result};
+use crate::state::kernel;
+use crate::sync::KernelCell;
+
+/// How deep namespaces are nested at most (`MAX_PID_NS_LEVEL` in include/linux/pid_namespace.h).
+const LEVEL_MAX: u32 = 32;
+/// How many there are at most besides the initial one.
+const NAMESPACES_MAX: usize = 4096;
+/// Inode number of the initial one (include/linux/proc_ns.h).
+pub const FIRST_INO: u64 = 0xeffffffc;
+/// Those of others are above.
+const OTHER_INOS: u64 = 0xf8000000;
+
+/// A PID namespace; the default is the initial one.
+#[derive(Clone, Default)]
+pub struct PidNamespace(Option<Arc<Numbers>>);
+
+/// A namespace that is not the initial one.
+struct Numbers {
+    place: Place,
+    parent: PidNamespace,
+    /// How many are above it.
+    level: u32,
+    init: KernelCell<Init>,
+    table: KernelCell<Table>,
+    /// Woken when one of its processes is gone.
+    process_gone: WaitQueue,
+}
+
+/// What has the number 1 in a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Init {
+    /// The first process that is made there.
+    Awaited,
+    /// This process.
+    Living(Pid),
+    /// It ends or has ended: there are no new processes any more.
+    Ended,
+}
+
+/// The namespaces that exist.
+#[derive(Default)]
+pub struct Registry {
+    count: KernelCell<usize>,
+    /// Number of the last one that was made.
+    last: KernelCell<u64>,
+}
+
+/// A place among the namespaces that may exist.
+struct Place {
+    ino: u64,
+    registry: Arc<Registry>,
+}
+
+impl Place {
+    fn take(registry: &Arc<Registry>) -> Result<Self> {
+        let mut count = registry.count.borrow_mut();
+        if *count >= NAMESPACES_MAX {
+            return Err(Errno::ENOSPC);
+        }
+        *count += 1;
+        let mut last = registry.last.borrow_mut();
+        *last += 1;
+        Ok(Self { ino: OTHER_INOS + *last, registry: registry.clone() })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.registry.count.borrow_mut() -= 1;
+    }
+}
+
+/// Numbers of ids.
+#[derive(Default)]
+struct Table {
+    numbers: BTreeMap<u32, u32>,
+    ids: BTreeMap<u32, u32>,
+    last: u32,
+}
+
+impl Table {
+    /// Gives an id a number. As in the sandbox, numbers are used again as late as possible.
+    fn add(&mut self, id: u32) -> u32 {
+        self.remove(id);
+        loop {
+            self.last = if self.last + 1 >= PID_MAX { FIRST_REUSED_ID } else { self.last + 1 };
+            if !self.ids.contains_key(&self.last) {
+                break;
+            }
+        }
+        self.ids.insert(self.last, id);
+        self.numbers.insert(id, self.last);
+        self.last
+    }
+
+    fn remove(&mut self, id: u32) {
+        if let Some(number) = self.numbers.remove(&id) {
+            self.ids.remove(&number);
+        }
+    }
+}
+
+impl PidNamespace {
+    /// Whether it is the one that the sandbox begins with.
+    #[inline]
+    pub fn is_initial(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// How many are above it.
+    pub fn level(&self) -> u32 {
+        self.0.as_ref().map_or(0, |it| it.level)
+    }
+
+    /// The one above it; the initial one has none.
+    pub fn parent(&self) -> Option<&Self> {
+        self.0.as_ref().map(|it| &it.parent)
+    }
+
+    /// Its inode number in `/proc/PID/ns`.
+    pub fn ino(&self) -> u64 {
+        self.0.as_ref().map_or(FIRST_INO, |it| it.place.ino)
+    }
+
+    /// Whether both are the same.
+    pub fn is(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (None, None) => true,
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            _ => false,
+        }
+    }
+
+    /// It, and those above it, from the lowest one on.
+    fn lineage(&self) -> impl Iterator<Item = &Self> {
+        core::iter::successors(Some(self), |it| it.parent())
+    }
+
+    /// Whether another namespace is this one or below it.
+    pub fn includes(&self, other: &Self) -> bool {
+        self.is_initial() || other.lineage().any(|it| it.is(self))
+    }
+
+    /// The number of an id; 0 if it has none here.
+    #[inline]
+    pub fn number_of(&self, id: u32) -> u32 {
+        match &self.0 {
+            None => id,
+            Some(own) => own.table.borrow_mut().numbers.get(&id).copied().unwrap_or(0),
+        }
+    }
+
+    /// The id with a number; 0, which is nobody's, if there is none.
+    #[inline]
+    pub fn id_of(&self, number: u32) -> u32 {
+        match &self.0 {
+            None => number,
+            Some(own) => own.table.borrow_mut().ids.get(&number).copied().unwrap_or(0),
+        }
+    }
+
+    /// The numbers of an id in namespaces from this one down to `lowest`, as `/proc/PID/status` shows
+    /// them.
+    pub fn numbers_down_to(&self, lowest: &Self, id: u32) -> Vec<u32> {
+        let levels = lowest.lineage().take_while(|it| it.level() >= self.level());
+        let mut numbers: Vec<u32> = levels.map(|it| it.number_of(id)).collect();
+        numbers.reverse();
+        numbers
+    }
+
+    /// A new namespace below this one, without processes. `ENOSPC`: there are too many, or it would lie
+    /// too deep.
+    pub fn new_below(&self) -> Result<Self> {
+        let level = self.level() + 1;
+        if level > LEVEL_MAX {
+            return Err(Errno::ENOSPC);
+        }
+        Ok(Self(Some(Arc::new(Numbers {
+            place: Place::take(&kernel().tasks.pid_namespaces)?,
+            parent: self.clone(),
+            level,
+            init: KernelCell::new(Init::Awaited),
+            table: KernelCell::default(),
+            process_gone: WaitQueue::new(),
+        }))))
+    }
+
+    /// Gives a thread that is being made a number here and in the namespaces above. `ENOMEM`: init has
+    /// ended.
+    fn admit(&self, tid: Tid) -> Result<()> {
+        if self.lineage().any(|it| it.has_ended()) {
+            return Err(Errno::ENOMEM);
+        }
+        for own in self.lineage().filter_map(|it| it.0.as_ref()) {
+            own.table.borrow_mut().add(tid.number());
+            if own.init.get() == Init::Awaited {
+                own.init.set(Init::Living(tid.process()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the numbers of a thread back that is not made after all.
+    fn refuse(&self, tid: Tid) {
+        self.dismiss(tid);
+        for own in self.lineage().filter_map(|it| it.0.as_ref()) {
+            if own.init.get() == Init::Living(tid.process()) {
+                own.init.set(Init::Awaited);
+                own.table.borrow_mut().last = 0;
+            }
+        }
+    }
+
+    /// Takes the numbers of a thread back.
+    pub fn dismiss(&self, tid: Tid) {
+        for own in self.lineage().filter_map(|it| it.0.as_ref()) {
+            own.table.borrow_mut().remove(tid.number());
+        }
+    }
+
+    /// A process is gone: takes the numbers back that nobody uses any more.
+    pub(super) fn process_is_gone(&self, process: &Process) {
+        if self.is_initial() {
+            return;
+        }
+        let family = process.family.get();
+        for id in [process.pid.number(), family.group.number(), family.session.number()] {
+            if !kernel().tasks.is_in_use(id) {
+                self.dismiss(Tid::new(id));
+            }
+        }
+        for own in self.lineage().filter_map(|it| it.0.as_ref()) {
+            own.process_gone.wake_all(Events::IN);
+        }
+    }
+
+    /// The process with the number 1. `None`: there is none yet, or none any more.
+    pub fn init(&self) -> Option<Pid> {
+        match &self.0 {
+            None => Some(FIRST_PID),
+            Some(own) => match own.init.get() {
+                Init::Living(pid) => Some(pid),
+                Init::Awaited | Init::Ended => None,
+            },
+        }
+    }
+
+    /// Whether its init ends or has ended.
+    pub fn has_ended(&self) -> bool {
+        self.0.as_ref().is_some_and(|own| own.init.get() == Init::Ended)
+    }
+
+    /// The processes here and below.
+    fn processes(&self) -> Vec<Arc<Process>> {
+        kernel().tasks.processes_where(|process| self.includes(&process.pid_namespace))
+    }
+
+    /// Ends all processes but init, which ends.
+    fn end(&self, init: &Process) {
+        if let Some(own) = &self.0 {
+            own.init.set(Init::Ended);
+        }
+        for process in self.processes() {
+            if process.pid == init.pid {
+                continue;
+            }
+            signal::send_to_process(&process, SignalInfo::new(SIGKILL, SI_KERNEL));
+            let is_own = process.parent_pid() == Some(init.pid);
+            if is_own && process.is_zombie() && ptrace::awaited_tracer(&process).is_none() {
+                exit::report_end_to_parent(&process);
+            }
+        }
+    }
+}
+
+/// The numbers of a thread that is being made. Dropped, it takes them back.
+pub struct Admission {
+    namespace: PidNamespace,
+    tid: Tid,
+    is_final: bool,
+}
+
+impl Admission {
+    /// Gives the thread numbers; `ENOMEM`.
+    pub(super) fn new(namespace: &PidNamespace, tid: Tid) -> Result<Self> {
+        namespace.admit(tid)?;
+        Ok(Self { namespace: namespace.clone(), tid, is_final: false })
+    }
+
+    /// The thread is there, and keeps them.
+    pub(super) fn confirm(&mut self) {
+        self.is_final = true;
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        if !self.is_final {
+            self.namespace.refuse(self.tid);
+        }
+    }
+}
+
+impl Process {
+    /// Whether it is init of a PID namespace other than the initial one.
+    #[inline]
+    pub fn leads_pid_namespace(&self) -> bool {
+        !self.pid_namespace.is_initial() && self.pid_namespace.init() == Some(self.pid)
+    }
+
+    /// Whether it is init of a PID namespace that ends: its children need nobody who waits for them.
+    pub(super) fn ends_pid_namespace(&self) -> bool {
+        self.pid_namespace.has_ended() && self.pid_namespace.number_of(self.pid.number()) == 1
+    }
+
+    /// A namespace below that of the process. `EINVAL`: its children are in another one already.
+    pub(super) fn new_pid_namespace(&self) -> Result<PidNamespace> {
+        if !self.pid_namespace_for_children.borrow_mut().is(&self.pid_namespace) {
+            return Err(Errno::EINVAL);
+        }
+        self.pid_namespace.new_below()
+    }
+
+    /// setns(2): children are in a namespace, which must be the own one or below it (`EINVAL`).
+    pub fn enter_pid_namespace(&self, namespace: &PidNamespace) -> Result<()> {
+        if !self.pid_namespace.includes(namespace) {
+            return Err(Errno::EINVAL);
+        }
+        let new = namespace.clone();
+        let old = core::mem::replace(&mut *self.pid_namespace_for_children.borrow_mut(), new);
+        drop(old);
+        Ok(())
+    }
+
+    /// Whether a process runs that this one cannot see, as seen by a receiver of its signals.
+    fn is_out_of_sight(&self) -> bool {
+        running().is_none_or(|by| self.pid_namespace.number_of(by.process.pid.number()) == 0)
+    }
+
+    /// Whether a signal that cannot be caught passes init of a PID namespace by: only those of the kernel
+    /// and of processes outside get to it (`sig_task_ignored` in kernel/signal.c).
+    pub(super) fn is_shielded_from(&self, info: &SignalInfo) -> bool {
+        self.leads_pid_namespace() && info.code != SI_KERNEL && !self.is_out_of_sight()
+    }
+
+    /// Whether the sender of a signal is known to this process by a number.
+    pub fn knows_sender(&self) -> bool {
+        self.pid_namespace.is_initial() || !self.is_out_of_sight()
+    }
+}
+
+/// The running thread ends. If it is the last one of a namespace's init, all processes there end first
+/// (`zap_pid_ns_processes` in kernel/pid_namespace.c).
+pub(super) fn thread_ends() {
+    let thread = current();
+    let process = &thread.process;
+    if !process.leads_pid_namespace() || process.threads.borrow_mut().len() > 1 {
+        return;
+    }
+    let namespace = process.pid_namespace.clone();
+    namespace.end(process);
+    let Some(own) = &namespace.0 else { return };
+    while namespace.processes().iter().any(|other| other.pid != process.pid) {
+        scheduler::block_uninterruptibly(&own.process_gone);
+    }
+}
+
+/// The last thread of a process has ended: nobody stays behind in a namespace without init.
+pub(super) fn process_ends(process: &Process) {
+    if process.leads_pid_namespace() {
+        process.pid_namespace.end(process);
+    }
+}
+
+/// A new thread can be found. Its namespace may have ended meanwhile.
+pub(super) fn thread_is_known(thread: &Thread) {
+    if thread.process.pid_namespace.has_ended() {
+        signal::send_to_process(&thread.process, SignalInfo::new(SIGKILL, SI_KERNEL));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::current_process;
+    use crate::testing::Sandbox;
+
+    #[test]
+    fn ids_have_numbers_of_their_own() {
+        let _sandbox = Sandbox::new();
+        let initial = PidNamespace::default();
+        let outer = initial.new_below().unwrap();
+        let inner = outer.new_below().unwrap();
+        inner.admit(Tid::new(70)).unwrap();
+        outer.admit(Tid::new(80)).unwrap();
+        inner.admit(Tid::new(90)).unwrap();
+        assert_eq!(initial.numbers_down_to(&inner, 90), [90, 3, 2]);
+        assert_eq!(outer.numbers_down_to(&inner, 90), [3, 2]);
+        assert_eq!([inner.id_of(1), inner.id_of(2), inner.id_of(3)], [70, 90, 0]);
+        assert_eq!((inner.number_of(80), outer.number_of(80)), (0, 2));
+        inner.dismiss(Tid::new(90));
+        assert_eq!((inner.number_of(90), outer.id_of(3)), (0, 0));
+        // The next number is a new one.
+        inner.admit(Tid::new(91)).unwrap();
+        assert_eq!(inner.number_of(91), 3);
+        assert!(initial.includes(&inner) && outer.includes(&inner) && !inner.includes(&outer));
+    }
+
+    #[test]
+    fn numbers_begin_anew_at_the_end() {
+        let mut table = Table { last: PID_MAX - 2, ..Table::default() };
+        assert_eq!(table.add(5), PID_MAX - 1);
+        assert_eq!(table.add(6), FIRST_REUSED_ID);
+        assert_eq!(table.add(6), FIRST_REUSED_ID + 1);
+    }
+
+    #[test]
+    fn the_first_process_is_init_and_nobody_comes_after_it() {
+        let _sandbox = Sandbox::new();
+        let namespace = PidNamespace::default().new_below().unwrap();
+        namespace.admit(Tid::new(70)).unwrap();
+        namespace.refuse(Tid::new(70));
+        assert_eq!(namespace.init(), None);
+        namespace.admit(Tid::new(71)).unwrap();
+        assert_eq!((namespace.init(), namespace.number_of(71)), (Some(Pid::new(71)), 1));
+        namespace.end(&current_process());
+        assert_eq!(namespace.admit(Tid::new(72)), Err(Errno::ENOMEM));
+        assert!(!namespace.new_below().unwrap().has_ended());
+        assert_eq!(namespace.new_below().unwrap().admit(Tid::new(72)), Err(Errno::ENOMEM));
+    }
+
+    #[test]
+    fn depth_and_number_have_a_limit() {
+        let _sandbox = Sandbox::new();
+        let mut namespaces = Vec::from([PidNamespace::default()]);
+        for level in 1..=LEVEL_MAX {
+            let new = namespaces[level as usize - 1].new_below().unwrap();
+            namespaces.push(new);
+        }
+        assert_eq!(namespaces[LEVEL_MAX as usize].new_below().err(), Some(Errno::ENOSPC));
+        while namespaces.len() <= NAMESPACES_MAX {
+            let new = namespaces[0].new_below().unwrap();
+            namespaces.push(new);
+        }
+        assert_eq!(namespaces[0].new_below().err(), Some(Errno::ENOSPC));
+        namespaces.pop();
+        assert!(namespaces[0].new_below().is_ok());
+    }
+}
