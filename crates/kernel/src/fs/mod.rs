@@ -11,6 +11,7 @@
 //! | [`tty`] | terminals |
 //! | [`xattr`] | extended attributes |
 //! | [`inotify`], [`notify`] | watches, and where events come from |
+//! | [`nsfs`] | namespaces as files |
 
 pub mod anonymous;
 pub mod async_io;
@@ -27,6 +28,7 @@ pub mod lower;
 pub mod mount;
 pub mod namespace;
 pub mod notify;
+pub mod nsfs;
 pub mod open;
 pub mod overlay;
 pub mod page_queue;

@@ -7,15 +7,13 @@ use alloc::vec::Vec;
 use super::descriptors::{DescriptorInfos, Descriptors};
 use super::{memory, settings, status, system, zombie};
 use crate::errno::{Errno, Result};
-use crate::fs::dentry::Dentry;
 use crate::fs::inode::{FileType, Inode, Link};
-use crate::fs::mount::MountNamespace;
-use crate::fs::mount::handle::NamespaceInode;
-use crate::fs::path::Path;
+use crate::fs::nsfs;
 use crate::fs::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
-use crate::state::kernel;
+use crate::state::{Namespace, kernel};
 use crate::task::ids::{Pid, Tid};
 use crate::task::pid_namespace::PidNamespace;
+use crate::task::namespace::Kind;
 use crate::task::{Process, Thread};
 
 /// Parses a process or thread id: decimal, no leading zero.
@@ -286,19 +284,18 @@ fn children(thread: &Thread, process: &Process, namespace: &PidNamespace) -> Res
     Ok(numbers.flat_map(|number| alloc::format!("{number} ").into_bytes()).collect())
 }
 
-/// Namespaces by name, with the inode numbers of the first ones of their kind
-/// (include/linux/proc_ns.h): every process of a sandbox is in the same, but for mounts.
-const NAMESPACES: &[(&str, u64)] = &[
-    ("cgroup", 0xeffffffb),
-    ("ipc", 0xefffffff),
-    ("mnt", 0xeffffff8),
-    ("net", 0xeffffff9),
-    ("pid", 0xeffffffc),
-    ("pid_for_children", 0xeffffffc),
-    ("time", 0xeffffffa),
-    ("time_for_children", 0xeffffffa),
-    ("user", 0xeffffffd),
-    ("uts", 0xeffffffe),
+/// Names in `/proc/PID/ns`.
+const NAMESPACES: [(&str, Kind); 10] = [
+    ("cgroup", Kind::Cgroup),
+    ("ipc", Kind::Ipc),
+    ("mnt", Kind::Mounts),
+    ("net", Kind::Net),
+    ("pid", Kind::Pid),
+    ("pid_for_children", Kind::Pid),
+    ("time", Kind::Time),
+    ("time_for_children", Kind::Time),
+    ("user", Kind::User),
+    ("uts", Kind::Uts),
 ];
 
 /// `/proc/PID/ns` (namespaces(7)).
@@ -306,38 +303,19 @@ struct Namespaces {
     pid: Pid,
 }
 
-/// The inode number of a tree of mounts: the first one has that of Linux.
-fn mounts_ino(namespace: &MountNamespace) -> u64 {
-    const FIRST: u64 = 0xeffffff8;
-    const OTHERS: u64 = 0xf0000000;
-    if namespace.number == 1 { FIRST } else { OTHERS + namespace.number }
-}
-
-/// What `/proc/PID/ns/mnt` leads to.
-fn mounts_link(pid: Pid, place: Place) -> Result<Link> {
-    let namespace = living(pid)?.fs().borrow_mut().namespace.clone();
-    let ino = mounts_ino(&namespace);
-    let shown = alloc::format!("mnt:[{ino}]");
-    let file = Arc::new(NamespaceInode { place: Place { ino, ..place }, namespace });
-    Ok(Link::Magic(Path::anonymous(Dentry::anonymous(file, shown.as_bytes()))))
-}
-
 impl Names for Namespaces {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
-        let Some(&(name, ino)) = NAMESPACES.iter().find(|(known, _)| known.as_bytes() == name)
-        else {
+        let Some(&(_, kind)) = NAMESPACES.iter().find(|(known, _)| known.as_bytes() == name) else {
             return Ok(None);
         };
-        let kind = name.trim_end_matches("_for_children");
-        let place = directory.below(name.as_bytes());
-        if name == "mnt" {
-            let pid = self.pid;
-            return Ok(Some(SymbolicLink::new(place, move || mounts_link(pid, place))));
-        }
-        Ok(Some(SymbolicLink::new(place, move || {
-            let shown = alloc::format!("{kind}:[{ino}]");
-            let file = Generated::read_only(Place { ino, ..place }, || Err(Errno::EINVAL));
-            Ok(Link::Magic(Path::anonymous(Dentry::anonymous(file, shown.as_bytes()))))
+        let (pid, is_of_children) = (self.pid, name == b"pid_for_children");
+        Ok(Some(SymbolicLink::new(directory.below(name), move || {
+            let process = living(pid)?;
+            let namespace = match is_of_children {
+                true => Namespace::of_children(&process).ok_or(Errno::ENOENT)?,
+                false => Namespace::of(&process, kind),
+            };
+            Ok(Link::Magic(nsfs::path(namespace)))
         })))
     }
 

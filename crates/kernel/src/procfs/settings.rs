@@ -20,6 +20,8 @@ use crate::net::{proc_counters, proc_files};
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
 use crate::task::seccomp::{ACTION_NAMES, LOGGED_NAMES};
+use crate::task::uts::UtsNamespace;
+use crate::task::{Capabilities, current_process};
 
 /// `/proc/sys`.
 pub(super) const SYS: &[Item] = &[
@@ -196,23 +198,43 @@ pub(super) fn uuid(mut random: [u8; 16]) -> Vec<u8> {
     text.into_bytes()
 }
 
+/// The names of the machine, as the caller has them.
+fn own_names() -> Arc<UtsNamespace> {
+    current_process().namespaces().uts.clone()
+}
+
+/// `EPERM` for those who have the ids of the superuser and are in a user namespace that has no
+/// capability over these names.
+fn check_may_name(names: &UtsNamespace) -> Result<()> {
+    let process = current_process();
+    let credentials = process.credentials.borrow_mut();
+    match credentials.user_namespace.is_initial() {
+        true => Ok(()),
+        false => credentials.require_in(names.common.owner(), Capabilities::SYS_ADMIN),
+    }
+}
+
 fn hostname() -> Result<Vec<u8>> {
-    let mut name = kernel().hostname.borrow_mut().clone();
+    let mut name = own_names().hostname.borrow_mut().clone();
     name.push(b'\n');
     Ok(name)
 }
 
 fn set_hostname(text: &[u8]) -> Result<()> {
-    *kernel().hostname.borrow_mut() = name_in(text)?;
+    let names = own_names();
+    check_may_name(&names)?;
+    *names.hostname.borrow_mut() = name_in(text)?;
     Ok(())
 }
 
 fn domainname() -> Result<Vec<u8>> {
-    Ok([&*kernel().shown_domainname(), b"\n"].concat())
+    Ok([&*own_names().shown_domainname(), b"\n"].concat())
 }
 
 fn set_domainname(text: &[u8]) -> Result<()> {
-    *kernel().domainname.borrow_mut() = Some(name_in(text)?);
+    let names = own_names();
+    check_may_name(&names)?;
+    *names.domainname.borrow_mut() = Some(name_in(text)?);
     Ok(())
 }
 

@@ -445,12 +445,16 @@ pub const ENTRIES: &[Entry] = &[
     call!(247, tasks::waitid, Partial("usage as getrusage")),
     call!(
         272,
-        tasks::clone::unshare,
+        tasks::namespaces::unshare,
         Partial(
             "no new namespaces but those of mounts (EPERM); one thread of several cannot leave files and directories"
         )
     ),
-    call!(308, tasks::clone::setns, Partial("trees of mounts alone: EINVAL for other namespaces")),
+    call!(
+        308,
+        tasks::namespaces::setns,
+        Partial("trees of mounts alone: EINVAL for other namespaces")
+    ),
     call!(273, tasks::set_robust_list, Full),
     call!(274, tasks::get_robust_list, Full),
     call!(302, tasks::prlimit64, Full),

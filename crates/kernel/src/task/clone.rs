@@ -18,7 +18,7 @@ use crate::errno::{Errno, Result};
 use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
 use crate::platform::registers::{RETURN_FULL, TRAP_FLAG};
 use crate::platform::user::UserAddress;
-use crate::state::kernel;
+use crate::state::{ProcessFiles, kernel};
 use crate::task::ids::{Pid, Tid};
 
 bitflags! {
@@ -80,10 +80,17 @@ bitflags! {
     }
 }
 
-/// New namespaces that need privileges that no guest has: all but those of mounts.
-pub const NAMESPACES: CloneFlags = CloneFlags::NEWCGROUP
+/// New namespaces of all kinds.
+pub const NAMESPACES: CloneFlags = CloneFlags::NEWNS
+    .union(CloneFlags::NEWCGROUP)
     .union(CloneFlags::NEWUTS)
     .union(CloneFlags::NEWIPC)
+    .union(CloneFlags::NEWUSER)
+    .union(CloneFlags::NEWPID)
+    .union(CloneFlags::NEWNET);
+
+/// Those that nobody can make.
+const NOT_MADE: CloneFlags = CloneFlags::NEWIPC
     .union(CloneFlags::NEWUSER)
     .union(CloneFlags::NEWNET);
 
@@ -118,15 +125,11 @@ impl Request {
 
     fn check(&self) -> Result<()> {
         let has = |flags| self.flags.contains(flags);
-        let new_mounts = has(CloneFlags::NEWNS);
         if has(CloneFlags::NEWNS | CloneFlags::FS) || has(CloneFlags::NEWUSER | CloneFlags::FS) {
             return Err(Errno::EINVAL);
         }
-        if self.flags.intersects(CloneFlags::NEWNS | CloneFlags::NEWPID) {
-            current().process.credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
-        }
         if self.flags.intersects(NAMESPACES) {
-            return Err(Errno::EPERM);
+            check_may_make(self.flags)?;
         }
         let thread_without_signals = has(CloneFlags::THREAD) && !has(CloneFlags::SIGHAND);
         let signals_without_memory = has(CloneFlags::SIGHAND) && !has(CloneFlags::VM);
@@ -140,11 +143,11 @@ impl Request {
             || signals_without_memory
             || signals_between_processes
             || has(CloneFlags::PIDFD | CloneFlags::THREAD)
-            // All threads of a process have one tree of mounts.
-            || new_mounts && has(CloneFlags::THREAD)
+            // All threads of a process have the same namespaces.
+            || has(CloneFlags::THREAD) && self.flags.intersects(NAMESPACES)
             || has(CloneFlags::SETTLS) && self.tls >= thaw_abi::layout::GUEST_MAX
             || has(CloneFlags::PARENT) && is_init
-            || has(CloneFlags::THREAD) && (has(CloneFlags::NEWPID) || is_between_pid_namespaces)
+            || has(CloneFlags::THREAD) && is_between_pid_namespaces
         {
             return Err(Errno::EINVAL);
         }
@@ -279,7 +282,7 @@ pub(super) fn publish(thread: &Arc<Thread>) {
 fn pid_namespace_of(request: &Request) -> Result<PidNamespace> {
     let maker = &current().process;
     if request.flags.contains(CloneFlags::NEWPID) {
-        return maker.new_pid_namespace();
+        return maker.new_pid_namespace(&maker.credentials.borrow_mut().user_namespace);
     }
     Ok(maker.pid_namespace_for_children.borrow_mut().clone())
 }
@@ -300,9 +303,7 @@ fn new_process(
     };
     let sharing = Sharing { descriptors: has(CloneFlags::FILES), directories: has(CloneFlags::FS) };
     let resources = maker.for_child(sharing);
-    if has(CloneFlags::NEWNS)
-        && let Err(error) = resources.unshare_mounts()
-    {
+    if let Err(error) = separate(&resources, request.flags) {
         resources.release();
         return Err(error);
     }
@@ -320,6 +321,28 @@ fn new_process(
     let child = Arc::new(child);
     cpu_limit::watch(&child);
     Ok(child)
+}
+
+/// Gives a new process, which has its maker's resources, the namespaces of its own that it is to have.
+fn separate(resources: &ProcessFiles, flags: CloneFlags) -> Result<()> {
+    if !flags.intersects(NAMESPACES) {
+        return Ok(());
+    }
+    let owner = current().process.credentials.borrow_mut().user_namespace.clone();
+    let namespaces = resources.namespaces().unshared(flags, &owner)?;
+    if flags.contains(CloneFlags::NEWNS) {
+        resources.set_fs(resources.copied_mounts(&owner)?);
+    }
+    resources.set_namespaces(Arc::new(namespaces));
+    Ok(())
+}
+
+/// `EPERM` unless the caller may make namespaces of the kinds that `flags` name.
+pub(super) fn check_may_make(flags: CloneFlags) -> Result<()> {
+    if flags.intersects(NOT_MADE) {
+        return Err(Errno::EPERM);
+    }
+    current().process.credentials.borrow_mut().require_in_own(Capabilities::SYS_ADMIN)
 }
 
 /// Whether the user of a process has as many threads as `RLIMIT_NPROC` allows. Root and those who may

@@ -10,8 +10,10 @@ use alloc::vec::Vec;
 
 use super::ids::{Pid, Tid};
 use super::process::{FIRST_PID, FIRST_REUSED_ID, PID_MAX, Process};
+use super::namespace::{Common, Kind};
 use super::signal::{self, SI_KERNEL, SIGKILL, SignalInfo};
 use super::thread::{Thread, current, running};
+use super::user_namespace::UserNamespace;
 use super::wait::{Events, WaitQueue};
 use super::{exit, ptrace, scheduler};
 use crate::errno::{Errno, Result};
@@ -20,12 +22,6 @@ use crate::sync::KernelCell;
 
 /// How deep namespaces are nested at most (`MAX_PID_NS_LEVEL` in include/linux/pid_namespace.h).
 const LEVEL_MAX: u32 = 32;
-/// How many there are at most besides the initial one.
-const NAMESPACES_MAX: usize = 4096;
-/// Inode number of the initial one (include/linux/proc_ns.h).
-pub const FIRST_INO: u64 = 0xeffffffc;
-/// Those of others are above.
-const OTHER_INOS: u64 = 0xf8000000;
 
 /// A PID namespace; the default is the initial one.
 #[derive(Clone, Default)]
@@ -33,7 +29,7 @@ pub struct PidNamespace(Option<Arc<Numbers>>);
 
 /// A namespace that is not the initial one.
 struct Numbers {
-    place: Place,
+    common: Common,
     parent: PidNamespace,
     /// How many are above it.
     level: u32,
@@ -52,39 +48,6 @@ enum Init {
     Living(Pid),
     /// It ends or has ended: there are no new processes any more.
     Ended,
-}
-
-/// The namespaces that exist.
-#[derive(Default)]
-pub struct Registry {
-    count: KernelCell<usize>,
-    /// Number of the last one that was made.
-    last: KernelCell<u64>,
-}
-
-/// A place among the namespaces that may exist.
-struct Place {
-    ino: u64,
-    registry: Arc<Registry>,
-}
-
-impl Place {
-    fn take(registry: &Arc<Registry>) -> Result<Self> {
-        let mut count = registry.count.borrow_mut();
-        if *count >= NAMESPACES_MAX {
-            return Err(Errno::ENOSPC);
-        }
-        *count += 1;
-        let mut last = registry.last.borrow_mut();
-        *last += 1;
-        Ok(Self { ino: OTHER_INOS + *last, registry: registry.clone() })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        *self.registry.count.borrow_mut() -= 1;
-    }
 }
 
 /// Numbers of ids.
@@ -124,6 +87,11 @@ impl PidNamespace {
         self.0.is_none()
     }
 
+    /// In which user namespace capabilities over it count.
+    pub fn owner(&self) -> UserNamespace {
+        self.0.as_ref().map_or(UserNamespace::INITIAL, |it| it.common.owner().clone())
+    }
+
     /// How many are above it.
     pub fn level(&self) -> u32 {
         self.0.as_ref().map_or(0, |it| it.level)
@@ -136,7 +104,7 @@ impl PidNamespace {
 
     /// Its inode number in `/proc/PID/ns`.
     pub fn ino(&self) -> u64 {
-        self.0.as_ref().map_or(FIRST_INO, |it| it.place.ino)
+        self.0.as_ref().map_or(Kind::Pid.first_ino(), |it| it.common.ino())
     }
 
     /// Whether both are the same.
@@ -185,15 +153,15 @@ impl PidNamespace {
         numbers
     }
 
-    /// A new namespace below this one, without processes. `ENOSPC`: there are too many, or it would lie
+    /// A new namespace below this one, without processes, that a user namespace owns. `ENOSPC`: there are too many, or it would lie
     /// too deep.
-    pub fn new_below(&self) -> Result<Self> {
+    pub fn new_below(&self, owner: &UserNamespace) -> Result<Self> {
         let level = self.level() + 1;
         if level > LEVEL_MAX {
             return Err(Errno::ENOSPC);
         }
         Ok(Self(Some(Arc::new(Numbers {
-            place: Place::take(&kernel().tasks.pid_namespaces)?,
+            common: Common::new(Kind::Pid, owner)?,
             parent: self.clone(),
             level,
             init: KernelCell::new(Init::Awaited),
@@ -260,6 +228,11 @@ impl PidNamespace {
                 Init::Awaited | Init::Ended => None,
             },
         }
+    }
+
+    /// Whether it has or had an init.
+    pub fn has_begun(&self) -> bool {
+        self.0.as_ref().is_none_or(|own| own.init.get() != Init::Awaited)
     }
 
     /// Whether its init ends or has ended.
@@ -331,22 +304,18 @@ impl Process {
     }
 
     /// A namespace below that of the process. `EINVAL`: its children are in another one already.
-    pub(super) fn new_pid_namespace(&self) -> Result<PidNamespace> {
+    pub(super) fn new_pid_namespace(&self, owner: &UserNamespace) -> Result<PidNamespace> {
         if !self.pid_namespace_for_children.borrow_mut().is(&self.pid_namespace) {
             return Err(Errno::EINVAL);
         }
-        self.pid_namespace.new_below()
+        self.pid_namespace.new_below(owner)
     }
 
-    /// setns(2): children are in a namespace, which must be the own one or below it (`EINVAL`).
-    pub fn enter_pid_namespace(&self, namespace: &PidNamespace) -> Result<()> {
-        if !self.pid_namespace.includes(namespace) {
-            return Err(Errno::EINVAL);
-        }
+    /// Children are in a namespace, which is the own one or below it (unshare(2), setns(2)).
+    pub fn enter_pid_namespace(&self, namespace: &PidNamespace) {
         let new = namespace.clone();
         let old = core::mem::replace(&mut *self.pid_namespace_for_children.borrow_mut(), new);
         drop(old);
-        Ok(())
     }
 
     /// Whether a process runs that this one cannot see, as seen by a receiver of its signals.
@@ -399,6 +368,7 @@ pub(super) fn thread_is_known(thread: &Thread) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::namespace::NAMESPACES_MAX;
     use crate::task::current_process;
     use crate::testing::Sandbox;
 
@@ -406,8 +376,8 @@ mod tests {
     fn ids_have_numbers_of_their_own() {
         let _sandbox = Sandbox::new();
         let initial = PidNamespace::default();
-        let outer = initial.new_below().unwrap();
-        let inner = outer.new_below().unwrap();
+        let outer = initial.new_below(&UserNamespace::INITIAL).unwrap();
+        let inner = outer.new_below(&UserNamespace::INITIAL).unwrap();
         inner.admit(Tid::new(70)).unwrap();
         outer.admit(Tid::new(80)).unwrap();
         inner.admit(Tid::new(90)).unwrap();
@@ -434,7 +404,7 @@ mod tests {
     #[test]
     fn the_first_process_is_init_and_nobody_comes_after_it() {
         let _sandbox = Sandbox::new();
-        let namespace = PidNamespace::default().new_below().unwrap();
+        let namespace = PidNamespace::default().new_below(&UserNamespace::INITIAL).unwrap();
         namespace.admit(Tid::new(70)).unwrap();
         namespace.refuse(Tid::new(70));
         assert_eq!(namespace.init(), None);
@@ -442,8 +412,8 @@ mod tests {
         assert_eq!((namespace.init(), namespace.number_of(71)), (Some(Pid::new(71)), 1));
         namespace.end(&current_process());
         assert_eq!(namespace.admit(Tid::new(72)), Err(Errno::ENOMEM));
-        assert!(!namespace.new_below().unwrap().has_ended());
-        assert_eq!(namespace.new_below().unwrap().admit(Tid::new(72)), Err(Errno::ENOMEM));
+        assert!(!namespace.new_below(&UserNamespace::INITIAL).unwrap().has_ended());
+        assert_eq!(namespace.new_below(&UserNamespace::INITIAL).unwrap().admit(Tid::new(72)), Err(Errno::ENOMEM));
     }
 
     #[test]
@@ -451,16 +421,16 @@ mod tests {
         let _sandbox = Sandbox::new();
         let mut namespaces = Vec::from([PidNamespace::default()]);
         for level in 1..=LEVEL_MAX {
-            let new = namespaces[level as usize - 1].new_below().unwrap();
+            let new = namespaces[level as usize - 1].new_below(&UserNamespace::INITIAL).unwrap();
             namespaces.push(new);
         }
-        assert_eq!(namespaces[LEVEL_MAX as usize].new_below().err(), Some(Errno::ENOSPC));
-        while namespaces.len() <= NAMESPACES_MAX {
-            let new = namespaces[0].new_below().unwrap();
+        assert_eq!(namespaces[LEVEL_MAX as usize].new_below(&UserNamespace::INITIAL).err(), Some(Errno::ENOSPC));
+        while namespaces.len() <= NAMESPACES_MAX as usize {
+            let new = namespaces[0].new_below(&UserNamespace::INITIAL).unwrap();
             namespaces.push(new);
         }
-        assert_eq!(namespaces[0].new_below().err(), Some(Errno::ENOSPC));
+        assert_eq!(namespaces[0].new_below(&UserNamespace::INITIAL).err(), Some(Errno::ENOSPC));
         namespaces.pop();
-        assert!(namespaces[0].new_below().is_ok());
+        assert!(namespaces[0].new_below(&UserNamespace::INITIAL).is_ok());
     }
 }

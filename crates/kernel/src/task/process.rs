@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::ids::{Pgid, Pid, Sid, Tid};
 use super::oom::OomAdjustment;
-use super::pid_namespace::{self, PidNamespace};
+use super::pid_namespace::PidNamespace;
 use super::sched_attributes::Scheduling;
 use super::scheduler::RunState;
 use super::signal::{ProcessSignals, Signal};
@@ -38,8 +38,6 @@ pub struct Tasks {
     pub restricted: super::seccomp::Restricted,
     /// How busy the sandbox is.
     pub usage: super::usage::Usage,
-    /// PID namespaces besides the initial one.
-    pub pid_namespaces: Arc<pid_namespace::Registry>,
     /// Those who wait for the memory of such a process.
     pub(super) memory_is_back: WaitQueue,
     /// The address space that each host process serves.

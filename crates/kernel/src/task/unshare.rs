@@ -1,7 +1,8 @@
 //! unshare(2): a process has for itself what it has shared.
 
-use super::clone::{CloneFlags, NAMESPACES};
-use super::credentials::Capabilities;
+use alloc::sync::Arc;
+
+use super::clone::{CloneFlags, NAMESPACES, check_may_make};
 use super::process::Process;
 use crate::errno::{Errno, Result};
 
@@ -15,8 +16,6 @@ const KNOWN: CloneFlags = CloneFlags::THREAD
     .union(CloneFlags::VM)
     .union(CloneFlags::FILES)
     .union(CloneFlags::SYSVSEM)
-    .union(CloneFlags::NEWNS)
-    .union(CloneFlags::NEWPID)
     .union(NAMESPACES);
 
 /// What is shared as soon as there are several threads.
@@ -30,18 +29,14 @@ impl Process {
         let namespaces = flags & NEWTIME != 0;
         let flags = CloneFlags::from_bits(flags & !NEWTIME).ok_or(Errno::EINVAL)?;
         self.check_unshare(flags, namespaces)?;
-        let pid_namespace = flags.contains(CloneFlags::NEWPID).then(|| self.new_pid_namespace());
-        let pid_namespace = pid_namespace.transpose()?;
-        if flags.contains(CloneFlags::NEWNS) {
-            self.unshare_mounts()?;
-        } else if flags.contains(CloneFlags::FS) {
+        if flags.intersects(NAMESPACES) {
+            self.unshare_namespaces(flags)?;
+        }
+        if flags.contains(CloneFlags::FS) {
             self.unshare_fs();
         }
         if flags.contains(CloneFlags::FILES) {
             self.unshare_files();
-        }
-        if let Some(new) = pid_namespace {
-            self.enter_pid_namespace(&new)?;
         }
         Ok(flags.contains(CloneFlags::SYSVSEM) && self.has_one_thread())
     }
@@ -55,15 +50,31 @@ impl Process {
         if flags.contains(CloneFlags::VM) && self.mm().users() > 1 {
             return Err(Errno::EINVAL);
         }
-        if new_time || flags.intersects(NAMESPACES) {
+        if new_time {
             return Err(Errno::EPERM);
         }
-        if flags.intersects(CloneFlags::NEWNS | CloneFlags::NEWPID) {
-            self.credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
+        if flags.intersects(NAMESPACES) {
+            check_may_make(flags)?;
         }
-        let of_process = CloneFlags::FS | CloneFlags::FILES | CloneFlags::NEWNS | CloneFlags::NEWPID;
+        let of_process = CloneFlags::FS | CloneFlags::FILES | NAMESPACES;
         if flags.intersects(of_process) && !self.has_one_thread() {
             return Err(Errno::EINVAL);
+        }
+        Ok(())
+    }
+
+    /// Makes all that can fail, and gives it to the process then.
+    fn unshare_namespaces(&self, flags: CloneFlags) -> Result<()> {
+        let owner = self.credentials.borrow_mut().user_namespace.clone();
+        let namespaces = self.namespaces().unshared(flags, &owner)?;
+        let pids = flags.contains(CloneFlags::NEWPID).then(|| self.new_pid_namespace(&owner));
+        let pids = pids.transpose()?;
+        if flags.contains(CloneFlags::NEWNS) {
+            self.set_fs(self.copied_mounts(&owner)?);
+        }
+        self.set_namespaces(Arc::new(namespaces));
+        if let Some(pids) = pids {
+            self.enter_pid_namespace(&pids);
         }
         Ok(())
     }

@@ -5,7 +5,6 @@
 //! | [`filesystem`] | what is mounted: an instance of a file system, its options and its number |
 //! | [`tree`] | mount namespaces: trees of mounts, of which each process has one |
 //! | [`change`] | what mount(2) does to a tree that is there: binds, moves, remounts, unmounts |
-//! | [`handle`] | namespaces as files |
 //! | [`kinds`], [`options`] | new file systems, by name |
 //! | [`pivot`] | pivot_root(2) |
 //!
@@ -18,7 +17,6 @@
 
 pub mod change;
 pub mod filesystem;
-pub mod handle;
 pub mod kinds;
 pub mod options;
 pub mod pivot;

@@ -1,15 +1,12 @@
 //! System calls that make threads and processes: clone(2), fork(2), vfork(2).
 
-use crate::args::{Fd, Flags, UserPtr, Word};
+use crate::args::{UserPtr, Word};
 use crate::errno::{Errno, Result};
-use crate::fs::mount::handle::NamespaceFile;
-use crate::ipc::pidfd::{NewPidFd, process_of};
-use crate::ipc::sysv;
+use crate::ipc::pidfd::NewPidFd;
 use crate::platform::user::UserAddress;
 use crate::task::clone::{CloneFlags, NewTask, Request};
 use crate::task::ids::Tid;
 use crate::task::signal::{SIGNAL_COUNT, Signal};
-use crate::task::{Capabilities, current_process};
 
 /// fork(2).
 pub fn fork() -> Result<Tid> {
@@ -86,48 +83,6 @@ pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<Tid> {
         tls: wanted.tls,
     };
     make(&request, UserPtr::new(UserAddress(wanted.pidfd)))
-}
-
-/// unshare(2).
-pub fn unshare(Word(flags): Word) -> Result<()> {
-    let process = current_process();
-    if process.unshare(flags)? {
-        sysv::undo_semaphores(&process);
-    }
-    Ok(())
-}
-
-/// setns(2): into a tree of mounts, by its file or by a process that has it.
-pub fn setns(fd: Fd, Flags(kind): Flags) -> Result<()> {
-    const MOUNTS: u32 = CloneFlags::NEWNS.bits() as u32;
-    let open = fd.usable_file()?;
-    let namespace = if let Some(file) = open.downcast::<NamespaceFile>() {
-        if kind != 0 && kind != MOUNTS {
-            return Err(Errno::EINVAL);
-        }
-        file.namespace().clone()
-    } else {
-        let process = process_of(fd).map_err(|_| Errno::EINVAL)?;
-        if kind != MOUNTS {
-            return Err(Errno::EINVAL);
-        }
-        // It is in none any more.
-        if process.is_zombie() {
-            return Err(Errno::ESRCH);
-        }
-        process.fs().borrow_mut().namespace.clone()
-    };
-    let process = current_process();
-    {
-        let credentials = process.credentials.borrow_mut();
-        credentials.require(Capabilities::SYS_ADMIN)?;
-        credentials.require(Capabilities::SYS_CHROOT)?;
-    }
-    if process.shares_fs() || process.threads.borrow_mut().len() > 1 {
-        return Err(Errno::EINVAL);
-    }
-    process.set_mounts(&namespace);
-    Ok(())
 }
 
 /// Makes the thread or process; its id. All that can fail comes before it is there.
