@@ -27,7 +27,7 @@ same! {
     aio, async_io, clocks, comparisons, credentials, descriptors, doors, echo, edges, epolls, events, exit_signals, file_at, file_attrs, file_capabilities, file_cwd,
     file_dirs, file_io, file_locks, file_lower, file_many, file_names, file_open, file_seals, file_space,
     groups, file_limits, file_waiting, file_watch, file_xattr, first_fork, flags, fork_beside_threads, forks, futexes, handed_on, hello, interruptions, jobs, late_failures, mem_file, mem_lock, mem_map,
-    mem_move, mem_protect, memory_policy, mounts, mqueues, netlinks, parallel, pipes, polls, posix_timers, process_attributes,
+    mem_move, mem_protect, memory_policy, mounts, mqueues, netlinks, parallel, pid_namespaces, pipes, polls, posix_timers, process_attributes,
     process_info, procfs, ptrace, ptys, resource_limits, rights_chain, sessions_tty, shared_ports, signal_actions, signal_context, signal_faults,
     scheduling, seccomp, segments, signal_restart, signal_threads, sites, socket_diagnosis, socket_tables, sockets_datagram, sockets_inet, sockets_local,
     sockets_messages,

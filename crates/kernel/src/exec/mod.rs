@@ -157,7 +157,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let prepared = program.prepare(process)?;
     let credentials = prepared.credentials(&process.credentials.borrow_mut())?;
     // Nothing but a host that has no process left fails from here on.
-    let old = thread.tid();
+    let old = ptrace::events::for_tracer(thread.tid());
     become_only_thread(&thread)?;
     exit::leave_memory(&thread);
     if process.mm().users() > 1 {

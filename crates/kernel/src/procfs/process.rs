@@ -12,8 +12,8 @@ use crate::fs::nsfs;
 use crate::fs::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
 use crate::state::{Namespace, kernel};
 use crate::task::ids::{Pid, Tid};
-use crate::task::pid_namespace::PidNamespace;
 use crate::task::namespace::Kind;
+use crate::task::pid_namespace::PidNamespace;
 use crate::task::{Process, Thread};
 
 /// Parses a process or thread id: decimal, no leading zero.
@@ -67,11 +67,7 @@ fn shown_ids(pid: Pid) -> Vec<Tid> {
 }
 
 /// The directory of a process, if `name` is the number of one in a namespace.
-pub fn directory(
-    name: &[u8],
-    parent: &Place,
-    namespace: &PidNamespace,
-) -> Option<Arc<dyn Inode>> {
+pub fn directory(name: &[u8], parent: &Place, namespace: &PidNamespace) -> Option<Arc<dyn Inode>> {
     let pid = Pid::new(namespace.id_of(parse_id(name)?));
     let process = process(pid).ok()?;
     let owner = {

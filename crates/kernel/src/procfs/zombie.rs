@@ -10,11 +10,7 @@ use crate::task::Process;
 use crate::task::pid_namespace::PidNamespace;
 
 /// The content of a file, as Linux shows it.
-pub(super) fn content(
-    file: &[u8],
-    process: &Process,
-    namespace: &PidNamespace,
-) -> Result<Vec<u8>> {
+pub(super) fn content(file: &[u8], process: &Process, namespace: &PidNamespace) -> Result<Vec<u8>> {
     check(file)?;
     let text: &[u8] = match file {
         b"stat" => return Ok(status::stat_of(&subject(process), namespace)),

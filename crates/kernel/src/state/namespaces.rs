@@ -7,12 +7,12 @@ use alloc::vec::Vec;
 
 use crate::errno::{Errno, Result};
 use crate::fs::mount::MountNamespace;
-use crate::task::{Process, current_process};
 use crate::task::clone::CloneFlags;
 use crate::task::namespace::{Common, Kind};
 use crate::task::pid_namespace::PidNamespace;
 use crate::task::user_namespace::UserNamespace;
 use crate::task::uts::UtsNamespace;
+use crate::task::{Process, current_process};
 
 /// A namespace of which nothing is kept but its number.
 pub struct BareNamespace {
@@ -57,10 +57,7 @@ impl Namespaces {
         match namespace {
             Namespace::Uts(uts) => self.uts = uts.clone(),
             Namespace::Cgroup(cgroup) => self.cgroup = cgroup.clone(),
-            Namespace::Mounts(_)
-            | Namespace::User(_)
-            | Namespace::Pid(_)
-            | Namespace::Only(_) => {}
+            Namespace::Mounts(_) | Namespace::User(_) | Namespace::Pid(_) | Namespace::Only(_) => {}
         }
     }
 }

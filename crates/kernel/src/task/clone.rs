@@ -90,9 +90,8 @@ pub const NAMESPACES: CloneFlags = CloneFlags::NEWNS
     .union(CloneFlags::NEWNET);
 
 /// Those that nobody can make.
-const NOT_MADE: CloneFlags = CloneFlags::NEWIPC
-    .union(CloneFlags::NEWUSER)
-    .union(CloneFlags::NEWNET);
+const NOT_MADE: CloneFlags =
+    CloneFlags::NEWIPC.union(CloneFlags::NEWUSER).union(CloneFlags::NEWNET);
 
 /// What clone(2) and clone3(2) ask for.
 pub struct Request {
@@ -162,6 +161,10 @@ pub struct NewTask {
     flags: CloneFlags,
     /// What the maker's tracer hears of it.
     event: Option<Event>,
+    /// Its number as the maker sees it. It may have ended, and have none any more, before the maker goes on.
+    number: u32,
+    /// The same as the maker's tracer sees it.
+    number_for_tracer: u64,
     admission: Admission,
     is_known: bool,
 }
@@ -196,7 +199,16 @@ impl NewTask {
         if event.is_some() || request.flags.contains(CloneFlags::PTRACE) {
             ptrace::events::inherit(&thread);
         }
-        Ok(Self { thread, flags: request.flags, event, admission, is_known: false })
+        let (number, number_for_tracer) = (tid.for_caller(), ptrace::events::for_tracer(tid));
+        Ok(Self {
+            thread,
+            flags: request.flags,
+            event,
+            number,
+            number_for_tracer,
+            admission,
+            is_known: false,
+        })
     }
 
     /// The thread's process.
@@ -241,19 +253,18 @@ impl Drop for NewTask {
 pub struct PublishedTask(NewTask);
 
 impl PublishedTask {
-    /// Its id.
-    pub fn tid(&self) -> Tid {
-        self.0.thread.tid()
+    /// Its number as the maker sees it.
+    pub fn number(&self) -> u32 {
+        self.0.number
     }
 
-    /// Has the thread run, and waits until it gives borrowed memory back (vfork(2)); its id.
-    pub fn start(self) -> Tid {
-        let tid = self.tid();
+    /// Has the thread run, and waits until it gives borrowed memory back (vfork(2)); its number.
+    pub fn start(self) -> u32 {
         if self.0.shares_memory() {
             scheduler::start(&self.0.thread);
         }
         if let Some(event) = self.0.event {
-            ptrace::events::report(event, ptrace::events::for_tracer(tid));
+            ptrace::events::report(event, self.0.number_for_tracer);
         }
         // A thread has nothing of its own to give back.
         if self.0.flags.contains(CloneFlags::VFORK) && !self.0.flags.contains(CloneFlags::THREAD) {
@@ -261,9 +272,9 @@ impl PublishedTask {
             let _: Result<()> = wait_uninterruptibly(&child.released, || {
                 (!child.borrows_memory.get()).then_some(Ok(()))
             });
-            ptrace::events::report(Event::VforkDone, ptrace::events::for_tracer(tid));
+            ptrace::events::report(Event::VforkDone, self.0.number_for_tracer);
         }
-        tid
+        self.number()
     }
 }
 
@@ -288,11 +299,7 @@ fn pid_namespace_of(request: &Request) -> Result<PidNamespace> {
 }
 
 /// A process that nobody knows yet, and without threads.
-fn new_process(
-    request: &Request,
-    pid: Pid,
-    pid_namespace: PidNamespace,
-) -> Result<Arc<Process>> {
+fn new_process(request: &Request, pid: Pid, pid_namespace: PidNamespace) -> Result<Arc<Process>> {
     let maker = &current().process;
     let has = |flags| request.flags.contains(flags);
     let mm = if has(CloneFlags::VM) {

@@ -75,13 +75,14 @@ fn leave(status: ExitStatus) {
     kernel().tasks.usage.ended(&thread);
     process.threads.borrow_mut().retain(|other| !core::ptr::eq(Arc::as_ptr(other), &*thread));
     let removed = kernel().tasks.threads.borrow_mut().remove(&thread.tid());
-    if thread.tid() != process.pid.main_thread() {
-        process.pid_namespace.dismiss(thread.tid());
-    }
     // The idle loop keeps the thread until it is off its stack.
     drop(removed);
     thread.context.forget_fpu();
     ptrace::tracees::thread_ends(&thread, status);
+    let is_main = thread.tid() == process.pid.main_thread();
+    if !is_main && !kernel().tasks.tracees.is_unheard(thread.tid()) {
+        process.pid_namespace.dismiss(thread.tid());
+    }
     signal::pass_on(&process);
     process.thread_ended.wake_all(Events::IN);
     if process.threads.borrow_mut().is_empty() {
@@ -183,7 +184,7 @@ fn leave_children(process: &Process) -> Vec<Arc<Process>> {
 /// Who gets the children of a process that ends.
 fn heir_of(process: &Process) -> Pid {
     let namespace = &process.pid_namespace;
-    let init = namespace.init().unwrap_or(FIRST_PID);
+    let init = namespace.reaper();
     let mut heir = process.parent();
     while let Some(ancestor) = &heir
         && ancestor.pid != init

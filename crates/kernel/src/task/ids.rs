@@ -10,8 +10,8 @@
 use alloc::sync::Arc;
 use core::fmt;
 
-use super::sched_attributes::Scheduling;
 use super::pid_namespace::PidNamespace;
+use super::sched_attributes::Scheduling;
 use super::thread::{current, current_arc, current_process, running};
 use super::{Process, Thread};
 use crate::args::{PidNumber, Returned};
@@ -112,7 +112,19 @@ impl Pid {
     }
 }
 
+impl Pgid {
+    /// The process that leads it, if that is still there.
+    pub const fn led_by(self) -> Pid {
+        Pid(self.0)
+    }
+}
+
 impl Sid {
+    /// The process that leads it, if that is still there.
+    pub const fn led_by(self) -> Pid {
+        Pid(self.0)
+    }
+
     /// The group of its leader.
     pub const fn first_group(self) -> Pgid {
         Pgid(self.0)

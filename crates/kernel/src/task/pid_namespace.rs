@@ -9,8 +9,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::ids::{Pid, Tid};
-use super::process::{FIRST_PID, FIRST_REUSED_ID, PID_MAX, Process};
 use super::namespace::{Common, Kind};
+use super::process::{FIRST_PID, FIRST_REUSED_ID, PID_MAX, Process};
 use super::signal::{self, SI_KERNEL, SIGKILL, SignalInfo};
 use super::thread::{Thread, current, running};
 use super::user_namespace::UserNamespace;
@@ -47,7 +47,7 @@ enum Init {
     /// This process.
     Living(Pid),
     /// It ends or has ended: there are no new processes any more.
-    Ended,
+    Ended(Pid),
 }
 
 /// Numbers of ids.
@@ -203,17 +203,22 @@ impl PidNamespace {
         }
     }
 
+    /// Takes the numbers of an id back that no process, thread, group or session has any more.
+    pub fn dismiss_unused(&self, tid: Tid) {
+        if !self.is_initial() && !kernel().tasks.is_in_use(tid.number()) {
+            self.dismiss(tid);
+        }
+    }
+
     /// A process is gone: takes the numbers back that nobody uses any more.
     pub(super) fn process_is_gone(&self, process: &Process) {
         if self.is_initial() {
             return;
         }
         let family = process.family.get();
-        for id in [process.pid.number(), family.group.number(), family.session.number()] {
-            if !kernel().tasks.is_in_use(id) {
-                self.dismiss(Tid::new(id));
-            }
-        }
+        self.dismiss_unused(process.pid.main_thread());
+        self.dismiss_unused(family.group.led_by().main_thread());
+        self.dismiss_unused(family.session.led_by().main_thread());
         for own in self.lineage().filter_map(|it| it.0.as_ref()) {
             own.process_gone.wake_all(Events::IN);
         }
@@ -225,9 +230,22 @@ impl PidNamespace {
             None => Some(FIRST_PID),
             Some(own) => match own.init.get() {
                 Init::Living(pid) => Some(pid),
-                Init::Awaited | Init::Ended => None,
+                Init::Awaited | Init::Ended(_) => None,
             },
         }
+    }
+
+    /// Who gets children that have lost their parent: init, as long as it is there.
+    pub(super) fn reaper(&self) -> Pid {
+        let init = self.0.as_ref().map(|own| own.init.get());
+        match init {
+            Some(Init::Living(pid) | Init::Ended(pid)) if Self::is_there(pid) => pid,
+            _ => FIRST_PID,
+        }
+    }
+
+    fn is_there(pid: Pid) -> bool {
+        kernel().tasks.process(pid).is_some_and(|process| !process.is_zombie())
     }
 
     /// Whether it has or had an init.
@@ -237,7 +255,7 @@ impl PidNamespace {
 
     /// Whether its init ends or has ended.
     pub fn has_ended(&self) -> bool {
-        self.0.as_ref().is_some_and(|own| own.init.get() == Init::Ended)
+        self.0.as_ref().is_some_and(|own| matches!(own.init.get(), Init::Ended(_)))
     }
 
     /// The processes here and below.
@@ -248,7 +266,7 @@ impl PidNamespace {
     /// Ends all processes but init, which ends.
     fn end(&self, init: &Process) {
         if let Some(own) = &self.0 {
-            own.init.set(Init::Ended);
+            own.init.set(Init::Ended(init.pid));
         }
         for process in self.processes() {
             if process.pid == init.pid {
@@ -300,7 +318,8 @@ impl Process {
 
     /// Whether it is init of a PID namespace that ends: its children need nobody who waits for them.
     pub(super) fn ends_pid_namespace(&self) -> bool {
-        self.pid_namespace.has_ended() && self.pid_namespace.number_of(self.pid.number()) == 1
+        let init = self.pid_namespace.0.as_ref().map(|own| own.init.get());
+        init == Some(Init::Ended(self.pid))
     }
 
     /// A namespace below that of the process. `EINVAL`: its children are in another one already.
@@ -368,8 +387,8 @@ pub(super) fn thread_is_known(thread: &Thread) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::namespace::NAMESPACES_MAX;
     use crate::task::current_process;
+    use crate::task::namespace::NAMESPACES_MAX;
     use crate::testing::Sandbox;
 
     #[test]
@@ -413,7 +432,10 @@ mod tests {
         namespace.end(&current_process());
         assert_eq!(namespace.admit(Tid::new(72)), Err(Errno::ENOMEM));
         assert!(!namespace.new_below(&UserNamespace::INITIAL).unwrap().has_ended());
-        assert_eq!(namespace.new_below(&UserNamespace::INITIAL).unwrap().admit(Tid::new(72)), Err(Errno::ENOMEM));
+        assert_eq!(
+            namespace.new_below(&UserNamespace::INITIAL).unwrap().admit(Tid::new(72)),
+            Err(Errno::ENOMEM)
+        );
     }
 
     #[test]
@@ -424,7 +446,10 @@ mod tests {
             let new = namespaces[level as usize - 1].new_below(&UserNamespace::INITIAL).unwrap();
             namespaces.push(new);
         }
-        assert_eq!(namespaces[LEVEL_MAX as usize].new_below(&UserNamespace::INITIAL).err(), Some(Errno::ENOSPC));
+        assert_eq!(
+            namespaces[LEVEL_MAX as usize].new_below(&UserNamespace::INITIAL).err(),
+            Some(Errno::ENOSPC)
+        );
         while namespaces.len() <= NAMESPACES_MAX as usize {
             let new = namespaces[0].new_below(&UserNamespace::INITIAL).unwrap();
             namespaces.push(new);

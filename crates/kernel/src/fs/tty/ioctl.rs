@@ -36,7 +36,9 @@ pub fn master(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64
         TIOCOUTQ => argument.write(&0i32)?,
         // Of the slave, whichever process asks.
         TIOCGPGRP => argument.write(&job::foreground_for_caller(&pty.job))?,
-        TIOCGSID => argument.write(&pty.job.borrow_mut().session.ok_or(Errno::ENOTTY)?.for_caller())?,
+        TIOCGSID => {
+            argument.write(&pty.job.borrow_mut().session.ok_or(Errno::ENOTTY)?.for_caller())?
+        }
         TIOCSCTTY | TIOCNOTTY | TIOCSPGRP => return Err(Errno::ENOTTY),
         _ => return both(pty, request, argument),
     }

@@ -8,8 +8,8 @@ use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::Capabilities;
-use crate::task::pid_namespace::PidNamespace;
 use crate::task::ids::{Pgid, Pid, Sid};
+use crate::task::pid_namespace::PidNamespace;
 use crate::task::signal::{
     Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, is_orphaned,
     send_to_group, send_to_process,

@@ -5,16 +5,15 @@ use crate::errno::{Errno, Result};
 use crate::ipc::pidfd::NewPidFd;
 use crate::platform::user::UserAddress;
 use crate::task::clone::{CloneFlags, NewTask, Request};
-use crate::task::ids::Tid;
 use crate::task::signal::{SIGNAL_COUNT, Signal};
 
 /// fork(2).
-pub fn fork() -> Result<Tid> {
+pub fn fork() -> Result<u32> {
     make(&Request::plain(CloneFlags::empty()), UserPtr::NULL)
 }
 
 /// vfork(2).
-pub fn vfork() -> Result<Tid> {
+pub fn vfork() -> Result<u32> {
     make(&Request::plain(CloneFlags::VM | CloneFlags::VFORK), UserPtr::NULL)
 }
 
@@ -25,7 +24,7 @@ pub fn clone(
     parent_tid: UserPtr<u32>,
     child_tid: UserAddress,
     Word(tls): Word,
-) -> Result<Tid> {
+) -> Result<u32> {
     const SIGNAL_MASK: u64 = 0xff;
     let flags = CloneFlags::from_bits_truncate(flags_and_signal & !SIGNAL_MASK & 0xffff_ffff);
     // clone(2) takes any number; one that is no signal is not sent.
@@ -53,7 +52,7 @@ pub struct CloneArgs {
 }
 
 /// clone3(2).
-pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<Tid> {
+pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<u32> {
     const OLDEST: usize = 64;
     if size < OLDEST {
         return Err(Errno::EINVAL);
@@ -85,8 +84,8 @@ pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<Tid> {
     make(&request, UserPtr::new(UserAddress(wanted.pidfd)))
 }
 
-/// Makes the thread or process; its id. All that can fail comes before it is there.
-fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<Tid> {
+/// Makes the thread or process; its number. All that can fail comes before it is there.
+fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<u32> {
     let has = |flags| request.flags.contains(flags);
     if has(CloneFlags::PIDFD | CloneFlags::PARENT_SETTID) && pidfd_to.0 == request.parent_tid.0 {
         return Err(Errno::EINVAL);
@@ -97,7 +96,7 @@ fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<Tid> {
     let child = task.publish()?;
     if has(CloneFlags::PARENT_SETTID) {
         // An address that cannot be written to does not fail the call.
-        let _ = request.parent_tid.write(&child.tid().for_caller());
+        let _ = request.parent_tid.write(&child.number());
     }
     if let Some(pidfd) = pidfd {
         pidfd.install();

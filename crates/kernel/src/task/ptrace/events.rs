@@ -80,9 +80,9 @@ pub(in crate::task) fn disinherit(child: &Thread) {
     }
 }
 
-/// The running thread, which had an id, has a new program. Without an option for that it gets a `SIGTRAP`,
+/// The running thread, which its tracer knew by a number, has a new program. Without an option for that it gets a `SIGTRAP`,
 /// if it was not seized.
-pub fn executed(old: Tid) {
+pub fn executed(old: u64) {
     let thread = current();
     let Some((attachment, options)) =
         thread.tracee.with(|tracing| (tracing.attachment, tracing.options))
@@ -92,7 +92,7 @@ pub fn executed(old: Tid) {
     visit::put_back_sites(&thread.process);
     thread.tracee.with(|tracing| tracing.debug = None);
     if options.contains(Options::EXEC) {
-        report(Event::Exec, for_tracer(old));
+        report(Event::Exec, old);
     } else if attachment == Attachment::Classic {
         let info = SignalInfo::from_process(SIGTRAP, SI_USER, &thread.process);
         signal::send_to_thread(&thread, info);

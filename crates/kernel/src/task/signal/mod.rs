@@ -69,7 +69,8 @@ impl SignalInfo {
         self.set_number(id.number());
     }
 
-    fn set_number(&mut self, number: u32) {
+    /// Says so by the number that the receiver has for it.
+    pub fn set_number(&mut self, number: u32) {
         self.payload[0] = self.payload[0] >> 32 << 32 | u64::from(number);
     }
 
