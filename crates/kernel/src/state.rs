@@ -58,8 +58,8 @@ pub struct Kernel {
     pub has_shared_arena: KernelCell<bool>,
     /// System call sites at which programs have trapped.
     pub known_sites: crate::mm::code::KnownSites,
-    /// System V semaphores, message queues and shared memory.
-    pub system_v: crate::ipc::sysv::SystemV,
+    /// IPC namespaces besides the first one.
+    pub ipc_namespaces: crate::ipc::namespace::Others,
     /// POSIX message queues.
     pub message_queues: crate::ipc::mqueue::MessageQueues,
     /// Contexts of asynchronous input and output.
@@ -132,7 +132,7 @@ impl Kernel {
             shared_memory: Default::default(),
             has_shared_arena: KernelCell::new(false),
             known_sites: Default::default(),
-            system_v: Default::default(),
+            ipc_namespaces: Default::default(),
             message_queues: Default::default(),
             aio: Default::default(),
             volumes: Default::default(),

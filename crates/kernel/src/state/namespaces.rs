@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use crate::errno::{Errno, Result};
 use crate::fs::mount::MountNamespace;
+use crate::ipc::namespace::IpcNamespace;
 use crate::task::Process;
 use crate::task::clone::CloneFlags;
 use crate::task::namespace::{Common, Kind};
@@ -25,6 +26,8 @@ pub struct BareNamespace {
 pub struct Namespaces {
     /// The names of the machine.
     pub uts: Arc<UtsNamespace>,
+    /// System V objects and message queues.
+    pub ipc: Arc<IpcNamespace>,
     /// The view of control groups: there is one group, which all see as the root.
     pub cgroup: Arc<BareNamespace>,
 }
@@ -34,6 +37,7 @@ impl Namespaces {
     pub fn first() -> Self {
         Self {
             uts: Arc::new(UtsNamespace::first()),
+            ipc: Arc::new(IpcNamespace::first()),
             cgroup: Arc::new(BareNamespace { common: Common::first(Kind::Cgroup) }),
         }
     }
@@ -43,6 +47,9 @@ impl Namespaces {
         let mut new = self.clone();
         if flags.contains(CloneFlags::NEWUTS) {
             new.uts = Arc::new(self.uts.copy(owner)?);
+        }
+        if flags.contains(CloneFlags::NEWIPC) {
+            new.ipc = IpcNamespace::create(owner)?;
         }
         if flags.contains(CloneFlags::NEWCGROUP) {
             let common = Common::new(Kind::Cgroup, owner)?;
@@ -55,6 +62,7 @@ impl Namespaces {
     pub fn enter(&mut self, namespace: &Namespace) {
         match namespace {
             Namespace::Uts(uts) => self.uts = uts.clone(),
+            Namespace::Ipc(ipc) => self.ipc = ipc.clone(),
             Namespace::Cgroup(cgroup) => self.cgroup = cgroup.clone(),
             Namespace::Mounts(_) | Namespace::User(_) | Namespace::Only(_) => {}
         }
@@ -70,6 +78,8 @@ pub enum Namespace {
     User(UserNamespace),
     /// Of names of the machine.
     Uts(Arc<UtsNamespace>),
+    /// Of System V objects and message queues.
+    Ipc(Arc<IpcNamespace>),
     /// Of control groups.
     Cgroup(Arc<BareNamespace>),
     /// The only one of a kind.
@@ -81,8 +91,14 @@ impl Namespace {
     pub fn all_of(process: &Process) -> Vec<Self> {
         let users = process.credentials.borrow_mut().user_namespace.clone();
         let mounts = process.with_fs(|fs| fs.namespace.clone());
-        let Namespaces { uts, cgroup } = (*process.namespaces()).clone();
-        Vec::from([Self::User(users), Self::Mounts(mounts), Self::Uts(uts), Self::Cgroup(cgroup)])
+        let Namespaces { uts, ipc, cgroup } = (*process.namespaces()).clone();
+        Vec::from([
+            Self::User(users),
+            Self::Mounts(mounts),
+            Self::Uts(uts),
+            Self::Ipc(ipc),
+            Self::Cgroup(cgroup),
+        ])
     }
 
     /// The one of a kind that a process is in.
@@ -98,6 +114,7 @@ impl Namespace {
             Self::Only(kind) => *kind,
             Self::Mounts(mounts) => mounts.common.kind(),
             Self::Uts(uts) => uts.common.kind(),
+            Self::Ipc(ipc) => ipc.common.kind(),
             Self::Cgroup(cgroup) => cgroup.common.kind(),
         }
     }
@@ -109,6 +126,7 @@ impl Namespace {
             Self::Only(kind) => kind.first_ino(),
             Self::Mounts(mounts) => mounts.common.ino(),
             Self::Uts(uts) => uts.common.ino(),
+            Self::Ipc(ipc) => ipc.common.ino(),
             Self::Cgroup(cgroup) => cgroup.common.ino(),
         }
     }
@@ -121,6 +139,7 @@ impl Namespace {
             Self::Only(_) => Some(UserNamespace::INITIAL),
             Self::Mounts(mounts) => Some(mounts.common.owner().clone()),
             Self::Uts(uts) => Some(uts.common.owner().clone()),
+            Self::Ipc(ipc) => Some(ipc.common.owner().clone()),
             Self::Cgroup(cgroup) => Some(cgroup.common.owner().clone()),
         }
     }

@@ -38,7 +38,9 @@ impl Process {
         if flags.contains(CloneFlags::FILES) {
             self.unshare_files();
         }
-        Ok(flags.contains(CloneFlags::SYSVSEM) && self.has_one_thread())
+        // What was done to semaphores is undone where they are known.
+        let leaves = flags.intersects(CloneFlags::SYSVSEM | CloneFlags::NEWIPC);
+        Ok(leaves && self.has_one_thread())
     }
 
     fn check_unshare(&self, flags: CloneFlags, new_time: bool) -> Result<()> {

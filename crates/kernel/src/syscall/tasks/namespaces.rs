@@ -28,8 +28,10 @@ pub fn setns(fd: Fd, Flags(kinds): Flags) -> Result<()> {
     let mut namespaces = (*process.namespaces()).clone();
     entered.iter().for_each(|namespace| namespaces.enter(namespace));
     for namespace in &entered {
-        if let Namespace::Mounts(mounts) = namespace {
-            process.set_mounts(mounts);
+        match namespace {
+            Namespace::Mounts(mounts) => process.set_mounts(mounts),
+            Namespace::Ipc(_) => sysv::undo_semaphores(&process),
+            _ => {}
         }
     }
     process.set_namespaces(Arc::new(namespaces));
