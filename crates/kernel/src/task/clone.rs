@@ -10,8 +10,9 @@ use super::ptrace::Event;
 use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
 use super::thread::{Thread, current};
 use super::timers::cpu_limit;
+use super::user_namespace::UserNamespace;
 use super::wait::wait_uninterruptibly;
-use super::{Capabilities, host_process, ptrace, scheduler, seccomp};
+use super::{Capabilities, Credentials, host_process, ptrace, scheduler, seccomp};
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
@@ -276,9 +277,10 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         host_process::prepare_fork()?;
         Arc::new(maker.mm().fork()?)
     };
+    let credentials = credentials_for(maker, request.flags)?;
     let sharing = Sharing { descriptors: has(CloneFlags::FILES), directories: has(CloneFlags::FS) };
     let resources = maker.for_child(sharing);
-    if let Err(error) = separate(&resources, request.flags) {
+    if let Err(error) = separate(&resources, &credentials, request.flags) {
         resources.release();
         return Err(error);
     }
@@ -289,6 +291,7 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
         (Some(maker.pid), request.exit_signal)
     };
     let child = maker.child(pid, parent, exit_signal, shares);
+    *child.credentials.borrow_mut() = credentials;
     if has(CloneFlags::CLEAR_SIGHAND) {
         child.signals.borrow_mut().reset_handlers();
     }
@@ -298,23 +301,41 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
 }
 
 /// Gives a new process, which has its maker's resources, the namespaces of its own that it is to have.
-fn separate(resources: &ProcessFiles, flags: CloneFlags) -> Result<()> {
+fn separate(resources: &ProcessFiles, credentials: &Credentials, flags: CloneFlags) -> Result<()> {
     if !flags.intersects(NAMESPACES) {
         return Ok(());
     }
-    let owner = current().process.credentials.borrow_mut().user_namespace.clone();
-    let namespaces = resources.namespaces().unshared(flags, &owner)?;
+    let owner = &credentials.user_namespace;
+    let namespaces = resources.namespaces().unshared(flags, owner)?;
     if flags.contains(CloneFlags::NEWNS) {
-        resources.set_fs(resources.copied_mounts(&owner)?);
+        resources.set_fs(resources.copied_mounts(owner)?);
     }
     resources.set_namespaces(Arc::new(namespaces));
     Ok(())
+}
+
+/// The credentials of a process in a new user namespace, if `flags` ask for one; else those that it has.
+/// `EPERM`: its root directory is not that of its tree of mounts, of which it would see more.
+pub(super) fn credentials_for(process: &Process, flags: CloneFlags) -> Result<Credentials> {
+    let own = process.credentials.borrow_mut().clone();
+    if !flags.contains(CloneFlags::NEWUSER) {
+        return Ok(own);
+    }
+    if !process.with_fs(|fs| fs.root.is(&fs.namespace.root())) {
+        return Err(Errno::EPERM);
+    }
+    let users = UserNamespace::create(&own)?;
+    Ok(own.in_namespace(users))
 }
 
 /// `EPERM` unless the caller may make namespaces of the kinds that `flags` name.
 pub(super) fn check_may_make(flags: CloneFlags) -> Result<()> {
     if flags.intersects(NOT_MADE) {
         return Err(Errno::EPERM);
+    }
+    // In new users, the caller has all capabilities.
+    if flags.contains(CloneFlags::NEWUSER) {
+        return Ok(());
     }
     current().process.credentials.borrow_mut().require_in_own(Capabilities::SYS_ADMIN)
 }

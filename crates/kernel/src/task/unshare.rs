@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use super::clone::{CloneFlags, NAMESPACES, check_may_make};
+use super::clone::{CloneFlags, NAMESPACES, check_may_make, credentials_for};
 use super::process::Process;
 use crate::errno::{Errno, Result};
 
@@ -32,7 +32,8 @@ impl Process {
         if flags.intersects(NAMESPACES) {
             self.unshare_namespaces(flags)?;
         }
-        if flags.contains(CloneFlags::FS) {
+        // Others with the same directories are in other users.
+        if flags.intersects(CloneFlags::FS | CloneFlags::NEWUSER) {
             self.unshare_fs();
         }
         if flags.contains(CloneFlags::FILES) {
@@ -67,12 +68,15 @@ impl Process {
 
     /// Makes all that can fail, and gives it to the process then.
     fn unshare_namespaces(&self, flags: CloneFlags) -> Result<()> {
-        let owner = self.credentials.borrow_mut().user_namespace.clone();
-        let namespaces = self.namespaces().unshared(flags, &owner)?;
+        let credentials = credentials_for(self, flags)?;
+        let owner = &credentials.user_namespace;
+        let namespaces = self.namespaces().unshared(flags, owner)?;
         if flags.contains(CloneFlags::NEWNS) {
-            self.set_fs(self.copied_mounts(&owner)?);
+            self.set_fs(self.copied_mounts(owner)?);
         }
         self.set_namespaces(Arc::new(namespaces));
+        let old = core::mem::replace(&mut *self.credentials.borrow_mut(), credentials);
+        drop(old);
         Ok(())
     }
 
@@ -96,7 +100,7 @@ mod tests {
         assert_eq!(unshare(CloneFlags::SYSVSEM.bits()), Ok(true));
         assert_eq!(unshare((CloneFlags::VM | CloneFlags::SIGHAND).bits()), Ok(false));
         assert_eq!(unshare(NEWTIME), Err(Errno::EPERM));
-        assert_eq!(unshare(CloneFlags::NEWUSER.bits()), Err(Errno::EPERM));
+        assert_eq!(unshare(CloneFlags::NEWUTS.bits()), Err(Errno::EPERM));
         assert_eq!(unshare(CloneFlags::PIDFD.bits()), Err(Errno::EINVAL));
         assert_eq!(unshare(1), Err(Errno::EINVAL));
     }

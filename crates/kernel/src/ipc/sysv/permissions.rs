@@ -93,23 +93,22 @@ impl Permissions {
         if may { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// `IPC_SET`: takes owner and mode over; `EINVAL` for an id that is none.
-    pub fn update(&mut self, from: &UserPermissions) -> Result<()> {
-        if from.uid == u32::MAX || from.gid == u32::MAX {
-            return Err(Errno::EINVAL);
-        }
-        (self.uid, self.gid, self.mode) = (from.uid, from.gid, from.mode & MODE_MASK);
+    /// `IPC_SET`: takes owner and mode over; `EINVAL` for an id that is none of the user namespace.
+    pub fn update(&mut self, from: &UserPermissions, users: &UserNamespace) -> Result<()> {
+        let uid = users.user(from.uid).ok_or(Errno::EINVAL)?;
+        let gid = users.group(from.gid).ok_or(Errno::EINVAL)?;
+        (self.uid, self.gid, self.mode) = (uid, gid, from.mode & MODE_MASK);
         Ok(())
     }
 
-    /// As the guest sees it, of the object with an id.
-    pub fn to_user(self, id: i32) -> UserPermissions {
+    /// As those in a user namespace see it, of the object with an id.
+    pub fn to_user(self, id: i32, users: &UserNamespace) -> UserPermissions {
         UserPermissions {
             key: self.key,
-            uid: self.uid,
-            gid: self.gid,
-            creator_uid: self.creator_uid,
-            creator_gid: self.creator_gid,
+            uid: users.shown_user(self.uid),
+            gid: users.shown_group(self.gid),
+            creator_uid: users.shown_user(self.creator_uid),
+            creator_gid: users.shown_group(self.creator_gid),
             mode: self.mode,
             sequence: super::registry::sequence_of(id),
             ..UserPermissions::zeroed()
@@ -158,11 +157,13 @@ mod tests {
     #[test]
     fn owner_and_mode_change_but_not_the_creator() {
         let mut object = Permissions::new(1, 0o600, &user(10, 20, &[]));
-        let mut wanted = UserPermissions { uid: 30, gid: 40, mode: 0o7777, ..object.to_user(5) };
-        assert_eq!(object.update(&wanted), Ok(()));
+        let users = UserNamespace::INITIAL;
+        let mut wanted =
+            UserPermissions { uid: 30, gid: 40, mode: 0o7777, ..object.to_user(5, &users) };
+        assert_eq!(object.update(&wanted, &users), Ok(()));
         assert_eq!((object.uid, object.creator_uid, object.mode), (30, 10, 0o777));
         wanted.uid = u32::MAX;
-        assert_eq!(object.update(&wanted), Err(Errno::EINVAL));
+        assert_eq!(object.update(&wanted, &users), Err(Errno::EINVAL));
         assert_eq!(size_of::<UserPermissions>(), 48);
     }
 }

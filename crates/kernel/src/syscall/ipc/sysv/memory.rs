@@ -179,7 +179,7 @@ pub fn shmctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
             let segment = segments.find(id)?;
             let mut permissions = segment.permissions().get();
             permissions.check_owner(&caller())?;
-            permissions.update(&wanted.permissions)?;
+            permissions.update(&wanted.permissions, &caller().user_namespace)?;
             segment.permissions().set(permissions);
             segment.changed();
             Ok(0)
@@ -219,7 +219,7 @@ fn lock(segment: &Segment, command: u32) -> Result<()> {
 
 fn status(id: i32, segment: &Segment) -> Status {
     let state = *segment.state.borrow_mut();
-    let mut permissions = segment.permissions().get().to_user(id);
+    let mut permissions = segment.permissions().get().to_user(id, &caller().user_namespace);
     permissions.mode |= state.flags;
     Status {
         permissions,

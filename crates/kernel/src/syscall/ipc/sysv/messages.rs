@@ -167,7 +167,7 @@ pub fn msgctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
             if wanted.bytes_max > QUEUE_BYTES && !caller().can(Capabilities::SYS_RESOURCE) {
                 return Err(Errno::EPERM);
             }
-            permissions.update(&wanted.permissions)?;
+            permissions.update(&wanted.permissions, &caller().user_namespace)?;
             queue.permissions().set(permissions);
             queue.changed(wanted.bytes_max);
             Ok(0)
@@ -184,7 +184,7 @@ pub fn msgctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
 }
 
 fn status(id: i32, queue: &MessageQueue) -> Status {
-    let permissions = queue.permissions().get().to_user(id);
+    let permissions = queue.permissions().get().to_user(id, &caller().user_namespace);
     queue.look(|state| Status {
         permissions,
         times_s: state.times_s,

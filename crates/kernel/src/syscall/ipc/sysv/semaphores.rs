@@ -161,7 +161,7 @@ pub fn semctl(id: i32, number: i32, command: u32, argument: UserAddress) -> Resu
             let set = sets.find(id)?;
             let mut permissions = set.permissions().get();
             permissions.check_owner(&caller())?;
-            permissions.update(&wanted.permissions)?;
+            permissions.update(&wanted.permissions, &caller().user_namespace)?;
             set.permissions().set(permissions);
             set.changed();
             Ok(0)
@@ -238,7 +238,7 @@ fn status(id: i32, set: &SemaphoreSet, to: UserAddress, readers: Readers) -> Res
         permissions.check(READ, &caller())?;
     }
     let status = set.look(|state| Status {
-        permissions: permissions.to_user(id),
+        permissions: permissions.to_user(id, &caller().user_namespace),
         operated_s: state.operated_s,
         changed_s: state.changed_s,
         count: state.semaphores.len() as u64,
