@@ -120,11 +120,12 @@ impl Kernel {
     /// The state of a fresh sandbox, still without file systems: those take pages for
     /// what they create, so the root must be installed before they are put together.
     pub fn new(config: Config, random: Generator, pages: PageAllocator) -> Self {
+        let net = crate::net::Network::new();
         Self {
             tasks: Default::default(),
             fs: Late::empty(),
-            net: Default::default(),
-            namespaces: Arc::new(Namespaces::first()),
+            namespaces: Arc::new(Namespaces::first(&net)),
+            net,
             namespace_counts: Default::default(),
             clocks: Default::default(),
             random: KernelCell::new(random),

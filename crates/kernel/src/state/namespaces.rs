@@ -8,6 +8,8 @@ use alloc::vec::Vec;
 use crate::errno::{Errno, Result};
 use crate::fs::mount::MountNamespace;
 use crate::ipc::namespace::IpcNamespace;
+use crate::net::Network;
+use crate::net::namespace::NetNamespace;
 use crate::task::Process;
 use crate::task::clone::CloneFlags;
 use crate::task::namespace::{Common, Kind};
@@ -28,16 +30,19 @@ pub struct Namespaces {
     pub uts: Arc<UtsNamespace>,
     /// System V objects and message queues.
     pub ipc: Arc<IpcNamespace>,
+    /// Sockets that find each other.
+    pub net: Arc<NetNamespace>,
     /// The view of control groups: there is one group, which all see as the root.
     pub cgroup: Arc<BareNamespace>,
 }
 
 impl Namespaces {
     /// Those of the sandbox's first process.
-    pub fn first() -> Self {
+    pub fn first(network: &Network) -> Self {
         Self {
             uts: Arc::new(UtsNamespace::first()),
             ipc: Arc::new(IpcNamespace::first()),
+            net: Arc::new(NetNamespace::first(network)),
             cgroup: Arc::new(BareNamespace { common: Common::first(Kind::Cgroup) }),
         }
     }
@@ -51,6 +56,9 @@ impl Namespaces {
         if flags.contains(CloneFlags::NEWIPC) {
             new.ipc = IpcNamespace::create(owner)?;
         }
+        if flags.contains(CloneFlags::NEWNET) {
+            new.net = Arc::new(NetNamespace::create(owner)?);
+        }
         if flags.contains(CloneFlags::NEWCGROUP) {
             let common = Common::new(Kind::Cgroup, owner)?;
             new.cgroup = Arc::new(BareNamespace { common });
@@ -63,6 +71,7 @@ impl Namespaces {
         match namespace {
             Namespace::Uts(uts) => self.uts = uts.clone(),
             Namespace::Ipc(ipc) => self.ipc = ipc.clone(),
+            Namespace::Net(net) => self.net = net.clone(),
             Namespace::Cgroup(cgroup) => self.cgroup = cgroup.clone(),
             Namespace::Mounts(_) | Namespace::User(_) | Namespace::Only(_) => {}
         }
@@ -80,6 +89,8 @@ pub enum Namespace {
     Uts(Arc<UtsNamespace>),
     /// Of System V objects and message queues.
     Ipc(Arc<IpcNamespace>),
+    /// Of sockets that find each other.
+    Net(Arc<NetNamespace>),
     /// Of control groups.
     Cgroup(Arc<BareNamespace>),
     /// The only one of a kind.
@@ -91,12 +102,13 @@ impl Namespace {
     pub fn all_of(process: &Process) -> Vec<Self> {
         let users = process.credentials.borrow_mut().user_namespace.clone();
         let mounts = process.with_fs(|fs| fs.namespace.clone());
-        let Namespaces { uts, ipc, cgroup } = (*process.namespaces()).clone();
+        let Namespaces { uts, ipc, net, cgroup } = (*process.namespaces()).clone();
         Vec::from([
             Self::User(users),
             Self::Mounts(mounts),
             Self::Uts(uts),
             Self::Ipc(ipc),
+            Self::Net(net),
             Self::Cgroup(cgroup),
         ])
     }
@@ -115,6 +127,7 @@ impl Namespace {
             Self::Mounts(mounts) => mounts.common.kind(),
             Self::Uts(uts) => uts.common.kind(),
             Self::Ipc(ipc) => ipc.common.kind(),
+            Self::Net(net) => net.common.kind(),
             Self::Cgroup(cgroup) => cgroup.common.kind(),
         }
     }
@@ -127,6 +140,7 @@ impl Namespace {
             Self::Mounts(mounts) => mounts.common.ino(),
             Self::Uts(uts) => uts.common.ino(),
             Self::Ipc(ipc) => ipc.common.ino(),
+            Self::Net(net) => net.common.ino(),
             Self::Cgroup(cgroup) => cgroup.common.ino(),
         }
     }
@@ -140,6 +154,7 @@ impl Namespace {
             Self::Mounts(mounts) => Some(mounts.common.owner().clone()),
             Self::Uts(uts) => Some(uts.common.owner().clone()),
             Self::Ipc(ipc) => Some(ipc.common.owner().clone()),
+            Self::Net(net) => Some(net.common.owner().clone()),
             Self::Cgroup(cgroup) => Some(cgroup.common.owner().clone()),
         }
     }

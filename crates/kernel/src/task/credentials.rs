@@ -35,6 +35,8 @@ bitflags! {
         const SETPCAP = 1 << 8;
         /// Mark files as immutable: one of [`Capabilities::OF_FILES`] only.
         const LINUX_IMMUTABLE = 1 << 9;
+        /// Change interfaces.
+        const NET_ADMIN = 1 << 12;
         /// Lock any amount of memory.
         const IPC_LOCK = 1 << 14;
         /// Pass over the permissions of System V objects.
