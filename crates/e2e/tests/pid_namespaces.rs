@@ -122,7 +122,12 @@ fn who_is_not_root_makes_none() {
 
 #[test]
 fn namespaces_are_part_of_what_is_frozen() {
-    let home = home_with_box("pid_namespaces", &[], &["sh", "cat", "mount", "unshare", "sleep", "kill"], "");
+    let home = home_with_box(
+        "pid_namespaces",
+        &[],
+        &["sh", "cat", "mount", "unshare", "sleep", "kill"],
+        "",
+    );
     let _daemon = Daemon::start(&home, &DaemonOptions::default());
     let sh = |sandbox: &str, text: &str| {
         ok(&home, &["exec", sandbox, "--user", "0", "--", "sh", "-ec", text])
@@ -137,7 +142,8 @@ fn namespaces_are_part_of_what_is_frozen() {
     ok(&home, &["sandbox", "fork", "one", "--name", "copy"]);
     pause_until_hibernated(&home, "one");
     for sandbox in ["copy", "one"] {
-        let said = sh(sandbox, "echo > /ask; while ! test -s /answer; do sleep 0.1; done; cat /answer");
+        let said =
+            sh(sandbox, "echo > /ask; while ! test -s /answer; do sleep 0.1; done; cat /answer");
         assert_eq!(said, "sleep\n", "{sandbox}");
     }
 }

@@ -58,8 +58,8 @@ pub struct Kernel {
     pub has_shared_arena: KernelCell<bool>,
     /// System call sites at which programs have trapped.
     pub known_sites: crate::mm::code::KnownSites,
-    /// System V semaphores, message queues and shared memory.
-    pub system_v: crate::ipc::sysv::SystemV,
+    /// IPC namespaces besides the first one.
+    pub ipc_namespaces: crate::ipc::namespace::Others,
     /// POSIX message queues.
     pub message_queues: crate::ipc::mqueue::MessageQueues,
     /// Contexts of asynchronous input and output.
@@ -120,11 +120,12 @@ impl Kernel {
     /// The state of a fresh sandbox, still without file systems: those take pages for
     /// what they create, so the root must be installed before they are put together.
     pub fn new(config: Config, random: Generator, pages: PageAllocator) -> Self {
+        let net = crate::net::Network::new();
         Self {
             tasks: Default::default(),
             fs: Late::empty(),
-            net: Default::default(),
-            namespaces: Arc::new(Namespaces::first()),
+            namespaces: Arc::new(Namespaces::first(&net)),
+            net,
             namespace_counts: Default::default(),
             clocks: Default::default(),
             random: KernelCell::new(random),
@@ -132,7 +133,7 @@ impl Kernel {
             shared_memory: Default::default(),
             has_shared_arena: KernelCell::new(false),
             known_sites: Default::default(),
-            system_v: Default::default(),
+            ipc_namespaces: Default::default(),
             message_queues: Default::default(),
             aio: Default::default(),
             volumes: Default::default(),

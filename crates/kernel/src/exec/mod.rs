@@ -17,7 +17,6 @@ use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::file::OpenFile;
-use crate::fs::mount::MountFlags;
 use crate::fs::open::{open_program, open_program_at};
 use crate::fs::path::Path;
 use crate::fs::walk::Follow;
@@ -107,7 +106,7 @@ impl PreparedProgram {
     pub fn credentials(&self, old: &Credentials) -> Result<Credentials> {
         let privileges = match &self.program.file.path {
             // Its set-user-ID bits and capabilities have no effect (mount(2)).
-            Some(path) if path.mount_flags().contains(MountFlags::NOSUID) => Privileges::default(),
+            Some(path) if !path.may_give_privileges() => Privileges::default(),
             Some(path) => Privileges::of(&**path.inode())?,
             None => Privileges::default(),
         };

@@ -7,6 +7,7 @@ use super::dentry::Dentry;
 use super::inode::{FileType, Inode};
 use super::mount::{Mount, MountFlags};
 use crate::errno::{Errno, Result};
+use crate::task::current_process;
 
 /// A place in a tree: a directory or file, and the mount that it is reached by. Cheap to clone;
 /// follows its file through renames.
@@ -115,6 +116,18 @@ impl Path {
     /// The properties of the mount.
     pub fn mount_flags(&self) -> MountFlags {
         self.mount.as_ref().map_or(MountFlags::empty(), |mount| mount.flags())
+    }
+
+    /// Whether set-user-ID bits and capabilities of files have an effect here for the running process
+    /// (`mnt_may_suid`, fs/namespace.c): the mount is one of its own tree, of a file system that its
+    /// users or those above have mounted.
+    pub fn may_give_privileges(&self) -> bool {
+        let Some(mount) = &self.mount else { return true };
+        let process = current_process();
+        let is_own = process.with_fs(|fs| fs.namespace.number) == mount.namespace();
+        let users = process.credentials.borrow_mut().user_namespace.clone();
+        let is_trusted = users.is_within(&mount.filesystem.owner);
+        is_own && is_trusted && !mount.flags().contains(MountFlags::NOSUID)
     }
 
     /// `EROFS` if nothing can be changed here (`mnt_want_write`, fs/namespace.c).

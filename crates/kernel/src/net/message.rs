@@ -121,9 +121,7 @@ fn parse(bytes: &[u8], open: impl Fn(i32) -> Result<Arc<OpenFile>>) -> Result<An
                     return Err(Errno::EINVAL);
                 }
                 let claimed: PeerCredentials = bytemuck::pod_read_unaligned(message.data);
-                let claimed = claimed.from_caller();
-                claimed.check_claim()?;
-                ancillary.credentials = Some(claimed);
+                ancillary.credentials = Some(claimed.claimed()?);
             }
             (SOL_SOCKET, _) => return Err(Errno::EINVAL),
             _ => {}
@@ -172,7 +170,7 @@ impl ControlWriter {
 
     /// `SCM_CREDENTIALS`.
     pub fn put_credentials(&mut self, credentials: PeerCredentials) -> Result<()> {
-        self.put(SOL_SOCKET, SCM_CREDENTIALS, bytemuck::bytes_of(&credentials.for_caller()))
+        self.put(SOL_SOCKET, SCM_CREDENTIALS, bytemuck::bytes_of(&credentials))
     }
 
     /// `SCM_RIGHTS`: gives the running process descriptors for as many files

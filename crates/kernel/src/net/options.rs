@@ -317,8 +317,9 @@ fn value(
             }
             SO_PEERCRED => {
                 let nobody = PeerCredentials { pid: 0, uid: u32::MAX, gid: u32::MAX };
-                let peer = socket.peer_credentials().unwrap_or(nobody).for_caller();
-                return store(bytemuck::bytes_of(&peer));
+                return store(bytemuck::bytes_of(
+                    &socket.peer_credentials().map_or(nobody, PeerCredentials::shown),
+                ));
             }
             // SO_BSDCOMPAT, which does nothing on Linux; SO_LOCK_FILTER.
             14 | 44 => 0,

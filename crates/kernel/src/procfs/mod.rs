@@ -2,6 +2,7 @@
 
 mod cpu;
 mod descriptors;
+mod id_maps;
 mod mem;
 mod memory;
 mod process;

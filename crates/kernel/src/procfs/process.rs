@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::descriptors::{DescriptorInfos, Descriptors};
+use super::id_maps::{self, IdMap};
 use super::{memory, settings, status, system, zombie};
 use crate::errno::{Errno, Result};
 use crate::fs::inode::{FileType, Inode, Link};
@@ -146,12 +147,8 @@ const NUMBERED: &[(&str, Numbered)] =
 const CONSTANT: &[(&str, u32, &str)] = &[
     ("cgroup", 0o444, "0::/\n"),
     ("cpuset", 0o444, "/\n"),
-    ("gid_map", 0o444, "         0          0 4294967295\n"),
     ("oom_score", 0o444, "0\n"),
-    ("projid_map", 0o444, "         0          0 4294967295\n"),
     ("schedstat", 0o444, "0 0 0\n"),
-    ("setgroups", 0o444, "allow\n"),
-    ("uid_map", 0o444, "         0          0 4294967295\n"),
     ("wchan", 0o444, "0"),
 ];
 
@@ -208,6 +205,11 @@ impl Names for ProcessNames {
                 (process, None) => zombie::content(name, &process, &names.namespace),
             })));
         }
+        if let Some(&(_, subject)) =
+            id_maps::NAMES.iter().find(|(known, _)| known.as_bytes() == name)
+        {
+            return Ok(Some(Arc::new(IdMap { place, pid, subject })));
+        }
         let inode: Arc<dyn Inode> = match name {
             b"exe" => SymbolicLink::new(place, move || {
                 living(pid)?.executable.borrow_mut().clone().map(Link::Magic).ok_or(Errno::ENOENT)
@@ -255,6 +257,7 @@ impl Names for ProcessNames {
         FILES.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
         NUMBERED.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
         CONSTANT.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
+        id_maps::NAMES.iter().for_each(|(name, _)| emit(name.as_bytes(), FileType::Regular));
         SETTINGS.iter().for_each(|name| emit(name.as_bytes(), FileType::Regular));
         LINKS.iter().for_each(|name| emit(name.as_bytes(), FileType::Symlink));
         DIRECTORIES.iter().for_each(|name| emit(name.as_bytes(), FileType::Directory));

@@ -18,7 +18,7 @@ use crate::task::process::{Life, RLIM_INFINITY};
 use crate::task::sched_attributes::{Scheduling, present_cpus};
 use crate::task::scheduler::RunState;
 use crate::task::signal::{Action, set_of};
-use crate::task::{Process, Thread};
+use crate::task::{Process, Thread, current_process};
 
 /// Clock ticks in a second (`sysconf(_SC_CLK_TCK)`).
 const TICKS_PER_SECOND: u64 = 100;
@@ -174,8 +174,11 @@ fn write_status(
     writeln!(text, "Tgid:\t{pid}\nNgid:\t0\nPid:\t{tid}")?;
     let tracer = subject.tracer.map_or(0, |tid| tid.number_in(namespace));
     writeln!(text, "PPid:\t{}\nTracerPid:\t{tracer}", process.parent_number(namespace))?;
+    let reader = current_process().credentials.borrow_mut().user_namespace.clone();
     let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups, .. } =
         credentials;
+    let [uid, euid, suid, fsuid] = [uid, euid, suid, fsuid].map(|id| reader.shown_user(id));
+    let [gid, egid, sgid, fsgid] = [gid, egid, sgid, fsgid].map(|id| reader.shown_group(id));
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
     writeln!(text, "Gid:\t{gid}\t{egid}\t{sgid}\t{fsgid}")?;
     let slots = match subject.memory {
@@ -185,7 +188,7 @@ fn write_status(
     writeln!(text, "FDSize:\t{slots}")?;
     text.push_str("Groups:\t");
     for group in groups {
-        write!(text, "{group} ")?;
+        write!(text, "{} ", reader.shown_group(*group))?;
     }
     if groups.is_empty() {
         text.push(' ');

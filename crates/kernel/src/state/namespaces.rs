@@ -7,6 +7,9 @@ use alloc::vec::Vec;
 
 use crate::errno::{Errno, Result};
 use crate::fs::mount::MountNamespace;
+use crate::ipc::namespace::IpcNamespace;
+use crate::net::Network;
+use crate::net::namespace::NetNamespace;
 use crate::task::clone::CloneFlags;
 use crate::task::namespace::{Common, Kind};
 use crate::task::pid_namespace::PidNamespace;
@@ -26,15 +29,21 @@ pub struct BareNamespace {
 pub struct Namespaces {
     /// The names of the machine.
     pub uts: Arc<UtsNamespace>,
+    /// System V objects and message queues.
+    pub ipc: Arc<IpcNamespace>,
+    /// Sockets that find each other.
+    pub net: Arc<NetNamespace>,
     /// The view of control groups: there is one group, which all see as the root.
     pub cgroup: Arc<BareNamespace>,
 }
 
 impl Namespaces {
     /// Those of the sandbox's first process.
-    pub fn first() -> Self {
+    pub fn first(network: &Network) -> Self {
         Self {
             uts: Arc::new(UtsNamespace::first()),
+            ipc: Arc::new(IpcNamespace::first()),
+            net: Arc::new(NetNamespace::first(network)),
             cgroup: Arc::new(BareNamespace { common: Common::first(Kind::Cgroup) }),
         }
     }
@@ -44,6 +53,12 @@ impl Namespaces {
         let mut new = self.clone();
         if flags.contains(CloneFlags::NEWUTS) {
             new.uts = Arc::new(self.uts.copy(owner)?);
+        }
+        if flags.contains(CloneFlags::NEWIPC) {
+            new.ipc = IpcNamespace::create(owner)?;
+        }
+        if flags.contains(CloneFlags::NEWNET) {
+            new.net = Arc::new(NetNamespace::create(owner)?);
         }
         if flags.contains(CloneFlags::NEWCGROUP) {
             let common = Common::new(Kind::Cgroup, owner)?;
@@ -56,6 +71,8 @@ impl Namespaces {
     pub fn enter(&mut self, namespace: &Namespace) {
         match namespace {
             Namespace::Uts(uts) => self.uts = uts.clone(),
+            Namespace::Ipc(ipc) => self.ipc = ipc.clone(),
+            Namespace::Net(net) => self.net = net.clone(),
             Namespace::Cgroup(cgroup) => self.cgroup = cgroup.clone(),
             Namespace::Mounts(_) | Namespace::User(_) | Namespace::Pid(_) | Namespace::Only(_) => {}
         }
@@ -71,6 +88,10 @@ pub enum Namespace {
     User(UserNamespace),
     /// Of names of the machine.
     Uts(Arc<UtsNamespace>),
+    /// Of System V objects and message queues.
+    Ipc(Arc<IpcNamespace>),
+    /// Of sockets that find each other.
+    Net(Arc<NetNamespace>),
     /// Of control groups.
     Cgroup(Arc<BareNamespace>),
     /// Of processes.
@@ -84,12 +105,14 @@ impl Namespace {
     pub fn all_of(process: &Process) -> Vec<Self> {
         let users = process.credentials.borrow_mut().user_namespace.clone();
         let mounts = process.with_fs(|fs| fs.namespace.clone());
-        let Namespaces { uts, cgroup } = (*process.namespaces()).clone();
+        let Namespaces { uts, ipc, net, cgroup } = (*process.namespaces()).clone();
         let pids = process.pid_namespace.clone();
         Vec::from([
             Self::User(users),
             Self::Mounts(mounts),
             Self::Uts(uts),
+            Self::Ipc(ipc),
+            Self::Net(net),
             Self::Cgroup(cgroup),
             Self::Pid(pids),
         ])
@@ -115,6 +138,8 @@ impl Namespace {
             Self::Only(kind) => *kind,
             Self::Mounts(mounts) => mounts.common.kind(),
             Self::Uts(uts) => uts.common.kind(),
+            Self::Ipc(ipc) => ipc.common.kind(),
+            Self::Net(net) => net.common.kind(),
             Self::Cgroup(cgroup) => cgroup.common.kind(),
         }
     }
@@ -127,6 +152,8 @@ impl Namespace {
             Self::Only(kind) => kind.first_ino(),
             Self::Mounts(mounts) => mounts.common.ino(),
             Self::Uts(uts) => uts.common.ino(),
+            Self::Ipc(ipc) => ipc.common.ino(),
+            Self::Net(net) => net.common.ino(),
             Self::Cgroup(cgroup) => cgroup.common.ino(),
         }
     }
@@ -140,6 +167,8 @@ impl Namespace {
             Self::Only(_) => Some(UserNamespace::INITIAL),
             Self::Mounts(mounts) => Some(mounts.common.owner().clone()),
             Self::Uts(uts) => Some(uts.common.owner().clone()),
+            Self::Ipc(ipc) => Some(ipc.common.owner().clone()),
+            Self::Net(net) => Some(net.common.owner().clone()),
             Self::Cgroup(cgroup) => Some(cgroup.common.owner().clone()),
         }
     }

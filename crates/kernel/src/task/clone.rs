@@ -11,8 +11,9 @@ use super::ptrace::Event;
 use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
 use super::thread::{Thread, current};
 use super::timers::cpu_limit;
+use super::user_namespace::UserNamespace;
 use super::wait::wait_uninterruptibly;
-use super::{Capabilities, host_process, ptrace, scheduler, seccomp};
+use super::{Capabilities, Credentials, host_process, ptrace, scheduler, seccomp};
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
@@ -88,10 +89,6 @@ pub const NAMESPACES: CloneFlags = CloneFlags::NEWNS
     .union(CloneFlags::NEWUSER)
     .union(CloneFlags::NEWPID)
     .union(CloneFlags::NEWNET);
-
-/// Those that nobody can make.
-const NOT_MADE: CloneFlags =
-    CloneFlags::NEWIPC.union(CloneFlags::NEWUSER).union(CloneFlags::NEWNET);
 
 /// What clone(2) and clone3(2) ask for.
 pub struct Request {
@@ -184,15 +181,18 @@ impl NewTask {
             return Err(Errno::EAGAIN);
         }
         let tid = tasks.new_id();
-        let pid_namespace = pid_namespace_of(request)?;
+        let is_thread = request.flags.contains(CloneFlags::THREAD);
+        let credentials =
+            (!is_thread).then(|| credentials_for(maker, request.flags)).transpose()?;
+        let pid_namespace = pid_namespace_of(request, credentials.as_ref())?;
         let admission = Admission::new(&pid_namespace, tid)?;
-        let process = if request.flags.contains(CloneFlags::THREAD) {
-            maker.clone()
-        } else if Machine::may_fork() {
-            new_process(request, tid.process(), pid_namespace)?
-        } else {
+        let process = match credentials {
+            None => maker.clone(),
+            Some(credentials) if Machine::may_fork() => {
+                new_process(request, tid.process(), pid_namespace, credentials)?
+            }
             // As at the limit of processes: that is what it is.
-            return Err(Errno::EAGAIN);
+            Some(_) => return Err(Errno::EAGAIN),
         };
         let thread = new_thread(request, tid, process);
         let event = ptrace::events::of_clone(request.flags, request.exit_signal);
@@ -289,17 +289,24 @@ pub(super) fn publish(thread: &Arc<Thread>) {
     pid_namespace::thread_is_known(thread);
 }
 
-/// Where the new thread has a number.
-fn pid_namespace_of(request: &Request) -> Result<PidNamespace> {
+/// Where a new thread has a number, or a new process with these credentials.
+fn pid_namespace_of(request: &Request, new: Option<&Credentials>) -> Result<PidNamespace> {
     let maker = &current().process;
-    if request.flags.contains(CloneFlags::NEWPID) {
-        return maker.new_pid_namespace(&maker.credentials.borrow_mut().user_namespace);
+    if request.flags.contains(CloneFlags::NEWPID)
+        && let Some(credentials) = new
+    {
+        return maker.new_pid_namespace(&credentials.user_namespace);
     }
     Ok(maker.pid_namespace_for_children.borrow_mut().clone())
 }
 
 /// A process that nobody knows yet, and without threads.
-fn new_process(request: &Request, pid: Pid, pid_namespace: PidNamespace) -> Result<Arc<Process>> {
+fn new_process(
+    request: &Request,
+    pid: Pid,
+    pid_namespace: PidNamespace,
+    credentials: Credentials,
+) -> Result<Arc<Process>> {
     let maker = &current().process;
     let has = |flags| request.flags.contains(flags);
     let mm = if has(CloneFlags::VM) {
@@ -310,7 +317,7 @@ fn new_process(request: &Request, pid: Pid, pid_namespace: PidNamespace) -> Resu
     };
     let sharing = Sharing { descriptors: has(CloneFlags::FILES), directories: has(CloneFlags::FS) };
     let resources = maker.for_child(sharing);
-    if let Err(error) = separate(&resources, request.flags) {
+    if let Err(error) = separate(&resources, &credentials, request.flags) {
         resources.release();
         return Err(error);
     }
@@ -322,6 +329,7 @@ fn new_process(request: &Request, pid: Pid, pid_namespace: PidNamespace) -> Resu
         (Some(maker.pid), request.exit_signal)
     };
     let child = maker.child(pid, parent, exit_signal, shares);
+    *child.credentials.borrow_mut() = credentials;
     if has(CloneFlags::CLEAR_SIGHAND) {
         child.signals.borrow_mut().reset_handlers();
     }
@@ -331,23 +339,38 @@ fn new_process(request: &Request, pid: Pid, pid_namespace: PidNamespace) -> Resu
 }
 
 /// Gives a new process, which has its maker's resources, the namespaces of its own that it is to have.
-fn separate(resources: &ProcessFiles, flags: CloneFlags) -> Result<()> {
+fn separate(resources: &ProcessFiles, credentials: &Credentials, flags: CloneFlags) -> Result<()> {
     if !flags.intersects(NAMESPACES) {
         return Ok(());
     }
-    let owner = current().process.credentials.borrow_mut().user_namespace.clone();
-    let namespaces = resources.namespaces().unshared(flags, &owner)?;
+    let owner = &credentials.user_namespace;
+    let namespaces = resources.namespaces().unshared(flags, owner)?;
     if flags.contains(CloneFlags::NEWNS) {
-        resources.set_fs(resources.copied_mounts(&owner)?);
+        resources.set_fs(resources.copied_mounts(owner)?);
     }
     resources.set_namespaces(Arc::new(namespaces));
     Ok(())
 }
 
+/// The credentials of a process in a new user namespace, if `flags` ask for one; else those that it has.
+/// `EPERM`: its root directory is not that of its tree of mounts, of which it would see more.
+pub(super) fn credentials_for(process: &Process, flags: CloneFlags) -> Result<Credentials> {
+    let own = process.credentials.borrow_mut().clone();
+    if !flags.contains(CloneFlags::NEWUSER) {
+        return Ok(own);
+    }
+    if !process.with_fs(|fs| fs.root.is(&fs.namespace.root())) {
+        return Err(Errno::EPERM);
+    }
+    let users = UserNamespace::create(&own)?;
+    Ok(own.in_namespace(users))
+}
+
 /// `EPERM` unless the caller may make namespaces of the kinds that `flags` name.
 pub(super) fn check_may_make(flags: CloneFlags) -> Result<()> {
-    if flags.intersects(NOT_MADE) {
-        return Err(Errno::EPERM);
+    // In new users, the caller has all capabilities.
+    if flags.contains(CloneFlags::NEWUSER) {
+        return Ok(());
     }
     current().process.credentials.borrow_mut().require_in_own(Capabilities::SYS_ADMIN)
 }

@@ -35,6 +35,8 @@ bitflags! {
         const SETPCAP = 1 << 8;
         /// Mark files as immutable: one of [`Capabilities::OF_FILES`] only.
         const LINUX_IMMUTABLE = 1 << 9;
+        /// Change interfaces.
+        const NET_ADMIN = 1 << 12;
         /// Lock any amount of memory.
         const IPC_LOCK = 1 << 14;
         /// Pass over the permissions of System V objects.
@@ -188,6 +190,21 @@ impl Credentials {
         if self.can_in(target, capability) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
+    /// The same user in another user namespace, with all capabilities there (`set_cred_user_ns`,
+    /// kernel/user_namespace.c).
+    pub fn in_namespace(self, user_namespace: UserNamespace) -> Self {
+        Self {
+            user_namespace,
+            permitted: Capabilities::ALL,
+            effective: Capabilities::ALL,
+            inheritable: Capabilities::empty(),
+            bounding: Capabilities::ALL,
+            ambient: Capabilities::empty(),
+            secure_bits: SecureBits::empty(),
+            ..self
+        }
+    }
+
     /// Real, effective and saved user id.
     pub fn users(&self) -> [u32; 3] {
         [self.uid, self.euid, self.suid]
@@ -216,17 +233,17 @@ impl Credentials {
         if self.secure_bits.contains(SecureBits::NO_SETUID_FIXUP) {
             return;
         }
-        if old.contains(&0) && !new.contains(&0) {
+        let root = self.user_namespace.root();
+        if old.contains(&root) && !new.contains(&root) {
             if !self.secure_bits.contains(SecureBits::KEEP_CAPS) {
                 self.permitted = Capabilities::empty();
                 self.effective = Capabilities::empty();
             }
             self.ambient = Capabilities::empty();
         }
-        match (old_effective, self.euid) {
-            (0, 0) => {}
-            (0, _) => self.effective = Capabilities::empty(),
-            (_, 0) => self.effective = self.permitted,
+        match (old_effective == root, self.euid == root) {
+            (true, false) => self.effective = Capabilities::empty(),
+            (false, true) => self.effective = self.permitted,
             _ => {}
         }
     }
@@ -242,10 +259,10 @@ impl Credentials {
         if self.secure_bits.contains(SecureBits::NO_SETUID_FIXUP) {
             return;
         }
-        match (old, id) {
-            (0, 0) => {}
-            (0, _) => self.effective -= Capabilities::OF_FILES,
-            (_, 0) => self.effective |= self.permitted & Capabilities::OF_FILES,
+        let root = self.user_namespace.root();
+        match (old == root, id == root) {
+            (true, false) => self.effective -= Capabilities::OF_FILES,
+            (false, true) => self.effective |= self.permitted & Capabilities::OF_FILES,
             _ => {}
         }
     }

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use super::clone::{CloneFlags, NAMESPACES, check_may_make};
+use super::clone::{CloneFlags, NAMESPACES, check_may_make, credentials_for};
 use super::process::Process;
 use crate::errno::{Errno, Result};
 
@@ -32,13 +32,16 @@ impl Process {
         if flags.intersects(NAMESPACES) {
             self.unshare_namespaces(flags)?;
         }
-        if flags.contains(CloneFlags::FS) {
+        // Others with the same directories are in other users.
+        if flags.intersects(CloneFlags::FS | CloneFlags::NEWUSER) {
             self.unshare_fs();
         }
         if flags.contains(CloneFlags::FILES) {
             self.unshare_files();
         }
-        Ok(flags.contains(CloneFlags::SYSVSEM) && self.has_one_thread())
+        // What was done to semaphores is undone where they are known.
+        let leaves = flags.intersects(CloneFlags::SYSVSEM | CloneFlags::NEWIPC);
+        Ok(leaves && self.has_one_thread())
     }
 
     fn check_unshare(&self, flags: CloneFlags, new_time: bool) -> Result<()> {
@@ -65,17 +68,20 @@ impl Process {
 
     /// Makes all that can fail, and gives it to the process then.
     fn unshare_namespaces(&self, flags: CloneFlags) -> Result<()> {
-        let owner = self.credentials.borrow_mut().user_namespace.clone();
-        let namespaces = self.namespaces().unshared(flags, &owner)?;
-        let pids = flags.contains(CloneFlags::NEWPID).then(|| self.new_pid_namespace(&owner));
+        let credentials = credentials_for(self, flags)?;
+        let owner = &credentials.user_namespace;
+        let namespaces = self.namespaces().unshared(flags, owner)?;
+        let pids = flags.contains(CloneFlags::NEWPID).then(|| self.new_pid_namespace(owner));
         let pids = pids.transpose()?;
         if flags.contains(CloneFlags::NEWNS) {
-            self.set_fs(self.copied_mounts(&owner)?);
+            self.set_fs(self.copied_mounts(owner)?);
         }
         self.set_namespaces(Arc::new(namespaces));
         if let Some(pids) = pids {
             self.enter_pid_namespace(&pids);
         }
+        let old = core::mem::replace(&mut *self.credentials.borrow_mut(), credentials);
+        drop(old);
         Ok(())
     }
 
@@ -99,7 +105,7 @@ mod tests {
         assert_eq!(unshare(CloneFlags::SYSVSEM.bits()), Ok(true));
         assert_eq!(unshare((CloneFlags::VM | CloneFlags::SIGHAND).bits()), Ok(false));
         assert_eq!(unshare(NEWTIME), Err(Errno::EPERM));
-        assert_eq!(unshare(CloneFlags::NEWUSER.bits()), Err(Errno::EPERM));
+        assert_eq!(unshare(CloneFlags::NEWUTS.bits()), Err(Errno::EPERM));
         assert_eq!(unshare(CloneFlags::PIDFD.bits()), Err(Errno::EINVAL));
         assert_eq!(unshare(1), Err(Errno::EINVAL));
     }

@@ -3,12 +3,13 @@
 //! Credentials, inodes and the like hold ids of the initial namespace. System calls translate
 //! between these and those of the caller's namespace.
 
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::Credentials;
 use super::namespace::{Common, Kind};
+use super::{Capabilities, Credentials};
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
 
@@ -22,7 +23,7 @@ const LEVEL_MAX: u32 = 32;
 const EXTENTS_MAX: usize = 340;
 
 /// The number that is no id.
-const NO_ID: u32 = u32::MAX;
+pub const NO_ID: u32 = u32::MAX;
 
 /// A user namespace. The initial one takes no memory, so processes in it pay for a branch at most.
 #[derive(Clone, Default)]
@@ -125,7 +126,7 @@ impl UserNamespace {
             common: Common::new(Kind::User, parent)?,
             level,
             owner: (maker.euid, maker.egid),
-            may_map_root: maker.can_in_own(super::Capabilities::SETFCAP),
+            may_map_root: maker.can_in_own(Capabilities::SETFCAP),
             users: KernelCell::default(),
             groups: KernelCell::default(),
             projects: KernelCell::default(),
@@ -166,9 +167,143 @@ impl UserNamespace {
         false
     }
 
+    /// Whether groups have ids here already.
+    pub fn has_groups(&self) -> bool {
+        self.0.as_ref().is_none_or(|inner| !inner.groups.borrow_mut().0.is_empty())
+    }
+
+    /// A map as `/proc/PID/uid_map` shows it to somebody in a user namespace: with the ids of the
+    /// reader's namespace, or of the parent if that is this one.
+    pub fn shown_map(&self, ids: Ids, reader: &UserNamespace) -> Vec<u8> {
+        let whole = Map(Vec::from([Extent { inside: 0, global: 0, count: NO_ID }]));
+        let map = self.0.as_ref().map_or(whole, |inner| inner.cell(ids).borrow_mut().clone());
+        let lower = match self.parent() {
+            Some(parent) if reader == self => parent,
+            _ => reader,
+        };
+        let mut text = String::new();
+        for Extent { inside, global, count } in map.0 {
+            let outside = lower.from_global(ids, global).unwrap_or(NO_ID);
+            text += &alloc::format!("{inside:>10} {outside:>10} {count:>10}\n");
+        }
+        text.into_bytes()
+    }
+
+    /// Writes a map, which can be done once (`map_write`, kernel/user_namespace.c). Both who has
+    /// opened the file and who writes need the right.
+    pub fn write_map(
+        &self,
+        ids: Ids,
+        text: &[u8],
+        opener: &Credentials,
+        writer: &Credentials,
+    ) -> Result<()> {
+        let (Some(inner), Some(parent)) = (&self.0, self.parent()) else {
+            return Err(Errno::EPERM);
+        };
+        if opener.user_namespace != *self && opener.user_namespace != *parent {
+            return Err(Errno::EPERM);
+        }
+        let is_written = !inner.cell(ids).borrow_mut().0.is_empty();
+        let may_administer = opener.can_in(self, Capabilities::SYS_ADMIN);
+        if is_written || ids != Ids::Projects && !may_administer {
+            return Err(Errno::EPERM);
+        }
+        let lines = parse_map(text)?;
+        if !self.may_map(ids, &lines, opener, writer) {
+            return Err(Errno::EPERM);
+        }
+        let to_global = |line: &Extent| parent.range_to_global(ids, line);
+        let map = lines.iter().map(to_global).collect::<Option<Vec<_>>>().ok_or(Errno::EPERM)?;
+        *inner.cell(ids).borrow_mut() = Map(map);
+        Ok(())
+    }
+
+    /// Whether these lines may become a map (`new_idmap_permitted`). Their ids outside are those of
+    /// the parent.
+    fn may_map(
+        &self,
+        ids: Ids,
+        lines: &[Extent],
+        opener: &Credentials,
+        writer: &Credentials,
+    ) -> bool {
+        let Some(parent) = self.parent() else { return false };
+        let maps_root = lines.iter().any(|line| line.global == 0);
+        if ids == Ids::Users && maps_root && !self.may_map_root(opener, parent) {
+            return false;
+        }
+        // Whoever has made the namespace may map their own id.
+        if let [Extent { global: id, count: 1, .. }] = lines
+            && self.owner() == opener.euid
+        {
+            let is_own = match ids {
+                Ids::Users => parent.user(*id) == Some(opener.euid),
+                Ids::Groups => !self.allows_setgroups() && parent.group(*id) == Some(opener.egid),
+                Ids::Projects => false,
+            };
+            if is_own {
+                return true;
+            }
+        }
+        let needed = match ids {
+            Ids::Users => Capabilities::SETUID,
+            Ids::Groups => Capabilities::SETGID,
+            Ids::Projects => return true,
+        };
+        writer.can_in(parent, needed) && opener.can_in(parent, needed)
+    }
+
+    /// `verify_root_map`: capabilities of files of the parent's root would count for the new one.
+    fn may_map_root(&self, opener: &Credentials, parent: &UserNamespace) -> bool {
+        match &self.0 {
+            Some(inner) if opener.user_namespace == *self => inner.may_map_root,
+            _ => opener.can_in(parent, Capabilities::SETFCAP),
+        }
+    }
+
+    /// A line whose ids outside are those of this namespace, with those of the initial one instead.
+    fn range_to_global(&self, ids: Ids, line: &Extent) -> Option<Extent> {
+        let Some(inner) = &self.0 else { return Some(*line) };
+        let map = inner.cell(ids).borrow_mut();
+        let last = line.global.checked_add(line.count - 1)?;
+        let holds = |it: &&Extent| {
+            let end = moved(last, it.inside, it.global, it.count);
+            moved(line.global, it.inside, it.global, it.count).is_some() && end.is_some()
+        };
+        let within = map.0.iter().find(holds)?;
+        let global = moved(line.global, within.inside, within.global, within.count)?;
+        Some(Extent { global, ..*line })
+    }
+
+    /// Allows or denies setgroups(2) (`proc_setgroups_write`).
+    pub fn write_setgroups(&self, text: &[u8]) -> Result<()> {
+        const LENGTH_MAX: usize = 8;
+        let word = text.trim_ascii_end();
+        let allows = match word {
+            _ if text.len() >= LENGTH_MAX => return Err(Errno::EINVAL),
+            b"allow" => true,
+            b"deny" => false,
+            _ => return Err(Errno::EINVAL),
+        };
+        match &self.0 {
+            _ if allows && self.allows_setgroups() => Ok(()),
+            Some(inner) if !allows && !self.has_groups() => {
+                inner.allows_setgroups.set(false);
+                Ok(())
+            }
+            _ => Err(Errno::EPERM),
+        }
+    }
+
     /// Whether setgroups(2) may be called at all.
     pub fn allows_setgroups(&self) -> bool {
         self.0.as_ref().is_none_or(|inner| inner.allows_setgroups.get())
+    }
+
+    /// The user that is the superuser here; [`NO_ID`] if none is.
+    pub fn root(&self) -> u32 {
+        self.user(0).unwrap_or(NO_ID)
     }
 
     /// The user that an id of this namespace stands for.
@@ -222,6 +357,36 @@ impl UserNamespace {
     }
 }
 
+/// The lines of a map, whose ids outside are those of whom it is for; `EINVAL`.
+fn parse_map(text: &[u8]) -> Result<Vec<Extent>> {
+    let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+    let mut lines: Vec<Extent> = Vec::new();
+    for line in text.strip_suffix('\n').unwrap_or(text).split('\n') {
+        let mut words = line.split_ascii_whitespace().map(str::parse::<u32>);
+        let mut next = || words.next().and_then(|word| word.ok()).ok_or(Errno::EINVAL);
+        let new = Extent { inside: next()?, global: next()?, count: next()? };
+        let fits = |first: u32| first != NO_ID && first.checked_add(new.count).is_some();
+        let is_line = words.next().is_none() && new.count > 0;
+        let overlaps = |old: &Extent| new.overlaps(old);
+        if !is_line || !fits(new.inside) || !fits(new.global) || lines.iter().any(overlaps) {
+            return Err(Errno::EINVAL);
+        }
+        if lines.len() == EXTENTS_MAX {
+            return Err(Errno::EINVAL);
+        }
+        lines.push(new);
+    }
+    Ok(lines)
+}
+
+impl Extent {
+    /// Whether two lines, whose ends do not overflow, have an id in common on either side.
+    fn overlaps(&self, other: &Self) -> bool {
+        let meets = |own: u32, theirs: u32| own < theirs + other.count && theirs < own + self.count;
+        meets(self.inside, other.inside) || meets(self.global, other.global)
+    }
+}
+
 impl Inner {
     fn cell(&self, ids: Ids) -> &KernelCell<Map> {
         match ids {
@@ -229,5 +394,47 @@ impl Inner {
             Ids::Groups => &self.groups,
             Ids::Projects => &self.projects,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(inside: u32, global: u32, count: u32) -> Extent {
+        Extent { inside, global, count }
+    }
+
+    #[test]
+    fn maps_are_read_as_linux_does() {
+        assert_eq!(parse_map(b"0 1000 1"), Ok(Vec::from([line(0, 1000, 1)])));
+        let two = Vec::from([line(0, 1000, 1), line(1, 100000, 65536)]);
+        assert_eq!(parse_map(b"  0 1000 1\n1 100000 65536\n"), Ok(two));
+        let refused: [&[u8]; 8] = [
+            b"",
+            b"0 1000",
+            b"0 1000 0",
+            b"0 1000 1 1",
+            b"4294967295 0 1",
+            b"1 0 4294967295",
+            b"0 1000 2\n1 2000 1",
+            b"0 1000 2\n5 1001 1",
+        ];
+        for text in refused {
+            assert_eq!(parse_map(text), Err(Errno::EINVAL), "{text:?}");
+        }
+        let many =
+            |lines: usize| (0..lines).map(|at| alloc::format!("{at} {at} 1\n")).collect::<String>();
+        assert!(parse_map(many(EXTENTS_MAX).as_bytes()).is_ok());
+        assert_eq!(parse_map(many(EXTENTS_MAX + 1).as_bytes()), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn ids_that_are_not_mapped_have_none() {
+        let map = Map(Vec::from([line(0, 1000, 1), line(10, 2000, 5)]));
+        assert_eq!((map.to_global(0), map.to_global(14)), (Some(1000), Some(2004)));
+        assert_eq!((map.to_global(1), map.to_global(15)), (None, None));
+        assert_eq!((map.from_global(1000), map.from_global(2000)), (Some(0), Some(10)));
+        assert_eq!(map.from_global(0), None);
     }
 }

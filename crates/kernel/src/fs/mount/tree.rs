@@ -132,6 +132,9 @@ impl MountNamespace {
     ) -> Result<(Arc<Self>, [Path; 2])> {
         let common = Common::new(Kind::Mounts, owner)?;
         let copies = Copies::of_tree(&self.top, &self.top.root, Copied::All)?;
+        if common.owner() != self.common.owner() {
+            copies.0.iter().for_each(|(_, copy)| copy.flags.set(copy.flags().locked()));
+        }
         let namespace = Self::with_top(copies.top().clone(), common);
         Ok((namespace, places.map(|place| copies.translate(place))))
     }

@@ -3,9 +3,9 @@
 use crate::args::PidNumber;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
+use crate::task::ids::{Pgid, Sid};
 use crate::task::process::Family;
 use crate::task::{Process, current_process};
-use crate::task::ids::{Pgid, Sid};
 
 /// getppid(2): init has no parent.
 pub fn getppid() -> Result<u32> {

@@ -9,7 +9,7 @@ use crate::fs::nsfs::NamespaceFile;
 use crate::ipc::pidfd::process_of;
 use crate::ipc::sysv;
 use crate::state::Namespace;
-use crate::task::{Capabilities, Process, current_process};
+use crate::task::{Capabilities, Credentials, Process, current_process};
 
 /// unshare(2).
 pub fn unshare(Word(flags): Word) -> Result<()> {
@@ -24,18 +24,20 @@ pub fn unshare(Word(flags): Word) -> Result<()> {
 pub fn setns(fd: Fd, Flags(kinds): Flags) -> Result<()> {
     let process = current_process();
     let entered = named(fd, kinds.into())?;
-    check_may_enter(&process, &entered)?;
+    let credentials = check_may_enter(&process, &entered)?;
     let mut namespaces = (*process.namespaces()).clone();
     entered.iter().for_each(|namespace| namespaces.enter(namespace));
     for namespace in &entered {
-        if let Namespace::Mounts(mounts) = namespace {
-            process.set_mounts(mounts);
-        }
-        if let Namespace::Pid(pids) = namespace {
-            process.enter_pid_namespace(pids);
+        match namespace {
+            Namespace::Mounts(mounts) => process.set_mounts(mounts),
+            Namespace::Ipc(_) => sysv::undo_semaphores(&process),
+            Namespace::Pid(pids) => process.enter_pid_namespace(pids),
+            _ => {}
         }
     }
     process.set_namespaces(Arc::new(namespaces));
+    let old = core::mem::replace(&mut *process.credentials.borrow_mut(), credentials);
+    drop(old);
     Ok(())
 }
 
@@ -62,29 +64,36 @@ fn named(fd: Fd, kinds: u64) -> Result<Vec<Namespace>> {
     Ok(all.into_iter().filter(|namespace| kinds & namespace.kind().flag() != 0).collect())
 }
 
-/// `EPERM` unless a process may enter all of these namespaces: it needs `CAP_SYS_ADMIN` both over
-/// them and in its own user namespace. `EINVAL`: it shares what it would leave.
-fn check_may_enter(process: &Process, entered: &[Namespace]) -> Result<()> {
-    let credentials = process.credentials.borrow_mut().clone();
+/// The credentials of a process in these namespaces. `EPERM` unless it may enter all of them: it needs
+/// `CAP_SYS_ADMIN` both over them and in its own user namespace, which is the first one that it enters.
+/// `EINVAL`: it shares what it would leave.
+fn check_may_enter(process: &Process, entered: &[Namespace]) -> Result<Credentials> {
+    let mut credentials = process.credentials.borrow_mut().clone();
     for namespace in entered {
+        if let Namespace::User(users) = namespace {
+            if *users == credentials.user_namespace || process.shares_fs() {
+                return Err(Errno::EINVAL);
+            }
+            credentials.require_in(users, Capabilities::SYS_ADMIN)?;
+            credentials = credentials.in_namespace(users.clone());
+            continue;
+        }
         let owner = namespace.owner().unwrap_or_default();
         credentials.require_in(&owner, Capabilities::SYS_ADMIN)?;
         credentials.require_in_own(Capabilities::SYS_ADMIN)?;
-        match namespace {
-            Namespace::Mounts(_) => {
-                credentials.require_in_own(Capabilities::SYS_CHROOT)?;
-                if process.shares_fs() {
-                    return Err(Errno::EINVAL);
-                }
-            }
-            Namespace::User(_) => return Err(Errno::EINVAL),
-            // Only children come in, so there is no way up (`pidns_install`, kernel/pid_namespace.c).
-            Namespace::Pid(pids) if !process.pid_namespace.includes(pids) => {
+        if let Namespace::Mounts(_) = namespace {
+            credentials.require_in_own(Capabilities::SYS_CHROOT)?;
+            if process.shares_fs() {
                 return Err(Errno::EINVAL);
             }
-            _ => {}
+        }
+        // Only children come in, so there is no way up (`pidns_install`, kernel/pid_namespace.c).
+        if let Namespace::Pid(pids) = namespace
+            && !process.pid_namespace.includes(pids)
+        {
+            return Err(Errno::EINVAL);
         }
     }
     // All threads of a process have the same namespaces.
-    if process.threads.borrow_mut().len() > 1 { Err(Errno::EINVAL) } else { Ok(()) }
+    if process.threads.borrow_mut().len() > 1 { Err(Errno::EINVAL) } else { Ok(credentials) }
 }

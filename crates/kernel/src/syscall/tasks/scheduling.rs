@@ -340,7 +340,11 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
             of_processes(&|process| process.process_group() == group)
         }
         PRIO_USER => {
-            let uid = if who == 0 { own.credentials.borrow_mut().uid } else { who };
+            let c = own.credentials.borrow_mut().clone();
+            let uid = match who {
+                0 => c.uid,
+                who => c.user_namespace.user(who).ok_or(Errno::ESRCH)?,
+            };
             of_processes(&|process| process.credentials.borrow_mut().uid == uid)
         }
         _ => return Err(Errno::EINVAL),

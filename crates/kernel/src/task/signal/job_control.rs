@@ -157,7 +157,8 @@ pub fn check_permission(target: &Process, signal: Option<Signal>) -> Result<()> 
     }
     let (uid, euid, may_kill) = {
         let own = own.credentials.borrow_mut();
-        (own.uid, own.euid, own.can(Capabilities::KILL))
+        let theirs = target.credentials.borrow_mut();
+        (own.uid, own.euid, own.can_in(&theirs.user_namespace, Capabilities::KILL))
     };
     let theirs = target.credentials.borrow_mut();
     let matches = [uid, euid].iter().any(|&id| id == theirs.uid || id == theirs.suid);
