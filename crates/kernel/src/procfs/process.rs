@@ -82,10 +82,8 @@ pub fn directory(name: &[u8], parent: &Place, namespace: &PidNamespace) -> Optio
 
 /// Emits the numbers of all processes in a namespace.
 pub fn list(namespace: &PidNamespace, emit: &mut dyn FnMut(&[u8], FileType)) {
-    let all = kernel().tasks.all_processes();
-    let mut numbers: Vec<u32> = all.iter().map(|it| it.pid.number_in(namespace)).collect();
-    numbers.sort_unstable();
-    for number in numbers.into_iter().filter(|&number| number != 0) {
+    for process in namespace.processes_by_number() {
+        let number = process.pid.number_in(namespace);
         emit(alloc::format!("{number}").as_bytes(), FileType::Directory);
     }
 }

@@ -31,9 +31,8 @@ macro_rules! ids {
             }
 
             /// The id with a number in the caller's namespace. It is nobody's if there is none.
-            #[inline]
             pub fn from_caller(number: u32) -> Self {
-                Self(callers(|namespace| namespace.id_of(number)).unwrap_or(number))
+                Self(from_caller(number))
             }
 
             /// Its number in the initial namespace.
@@ -48,9 +47,8 @@ macro_rules! ids {
             }
 
             /// Its number in the caller's namespace; 0 if it has none there.
-            #[inline]
             pub fn for_caller(self) -> u32 {
-                callers(|namespace| namespace.number_of(self.0)).unwrap_or(self.0)
+                for_caller(self.0)
             }
         }
 
@@ -80,12 +78,18 @@ ids! {
     Sid;
 }
 
-/// Looks at the namespace of the running process, unless that is the initial one.
-#[inline]
-fn callers(look: impl FnOnce(&PidNamespace) -> u32) -> Option<u32> {
-    let thread = running()?;
-    let namespace = &thread.process.pid_namespace;
-    (!namespace.is_initial()).then(|| look(namespace))
+// Out of line, since system calls have many of them.
+
+/// The number in the running process' namespace of the id with a number in the initial one.
+#[inline(never)]
+fn for_caller(id: u32) -> u32 {
+    running().map_or(id, |thread| thread.process.pid_namespace.number_of(id))
+}
+
+/// The number in the initial namespace of the id with a number in the running process' namespace.
+#[inline(never)]
+fn from_caller(number: u32) -> u32 {
+    running().map_or(number, |thread| thread.process.pid_namespace.id_of(number))
 }
 
 impl Tid {
@@ -166,6 +170,7 @@ impl PidNumber {
     }
 
     /// The process, that of the caller for 0; `ESRCH`.
+    #[inline(never)]
     pub fn process(self) -> Result<Arc<Process>> {
         match self.0 {
             0 => Ok(current().process.clone()),
@@ -174,6 +179,7 @@ impl PidNumber {
     }
 
     /// The thread, the caller for 0; `ESRCH`.
+    #[inline(never)]
     pub fn thread(self) -> Result<Arc<Thread>> {
         match self.0 {
             0 => Ok(current_arc()),

@@ -4,7 +4,6 @@
 //! namespace has numbers of its own for its threads and for those of the namespaces below it. Ids
 //! become these numbers where the guest sees them.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -50,12 +49,38 @@ enum Init {
     Ended(Pid),
 }
 
-/// Numbers of ids.
+/// Numbers of ids. New ones are nearly always the largest, so both lists mostly grow at the end.
 #[derive(Default)]
 struct Table {
-    numbers: BTreeMap<u32, u32>,
-    ids: BTreeMap<u32, u32>,
+    /// Numbers and their ids, in order of numbers.
+    ids: Pairs,
+    /// Ids and their numbers, in order of ids.
+    numbers: Pairs,
     last: u32,
+}
+
+/// Keys with values, in order of keys.
+#[derive(Default)]
+struct Pairs(Vec<(u32, u32)>);
+
+impl Pairs {
+    fn place(&self, key: u32) -> core::result::Result<usize, usize> {
+        self.0.binary_search_by_key(&key, |&(known, _)| known)
+    }
+
+    fn get(&self, key: u32) -> Option<u32> {
+        self.place(key).ok().map(|at| self.0[at].1)
+    }
+
+    fn insert(&mut self, key: u32, value: u32) {
+        if let Err(at) = self.place(key) {
+            self.0.insert(at, (key, value));
+        }
+    }
+
+    fn remove(&mut self, key: u32) -> Option<u32> {
+        self.place(key).ok().map(|at| self.0.remove(at).1)
+    }
 }
 
 impl Table {
@@ -64,7 +89,7 @@ impl Table {
         self.remove(id);
         loop {
             self.last = if self.last + 1 >= PID_MAX { FIRST_REUSED_ID } else { self.last + 1 };
-            if !self.ids.contains_key(&self.last) {
+            if self.ids.get(self.last).is_none() {
                 break;
             }
         }
@@ -73,10 +98,24 @@ impl Table {
         self.last
     }
 
+    #[inline(never)]
     fn remove(&mut self, id: u32) {
-        if let Some(number) = self.numbers.remove(&id) {
-            self.ids.remove(&number);
+        if let Some(number) = self.numbers.remove(id) {
+            self.ids.remove(number);
         }
+    }
+}
+
+impl Numbers {
+    // Out of line: ids become numbers in many places, and hardly ever here.
+    #[inline(never)]
+    fn number_of(&self, id: u32) -> u32 {
+        self.table.borrow_mut().numbers.get(id).unwrap_or(0)
+    }
+
+    #[inline(never)]
+    fn id_of(&self, number: u32) -> u32 {
+        self.table.borrow_mut().ids.get(number).unwrap_or(0)
     }
 }
 
@@ -123,7 +162,12 @@ impl PidNamespace {
 
     /// Whether another namespace is this one or below it.
     pub fn includes(&self, other: &Self) -> bool {
-        self.is_initial() || other.lineage().any(|it| it.is(self))
+        let mut other = other;
+        while other.level() > self.level() {
+            let Some(parent) = other.parent() else { break };
+            other = parent;
+        }
+        other.is(self)
     }
 
     /// The number of an id; 0 if it has none here.
@@ -131,7 +175,7 @@ impl PidNamespace {
     pub fn number_of(&self, id: u32) -> u32 {
         match &self.0 {
             None => id,
-            Some(own) => own.table.borrow_mut().numbers.get(&id).copied().unwrap_or(0),
+            Some(own) => own.number_of(id),
         }
     }
 
@@ -140,17 +184,28 @@ impl PidNamespace {
     pub fn id_of(&self, number: u32) -> u32 {
         match &self.0 {
             None => number,
-            Some(own) => own.table.borrow_mut().ids.get(&number).copied().unwrap_or(0),
+            Some(own) => own.id_of(number),
         }
     }
 
     /// The numbers of an id in namespaces from this one down to `lowest`, as `/proc/PID/status` shows
     /// them.
     pub fn numbers_down_to(&self, lowest: &Self, id: u32) -> Vec<u32> {
-        let levels = lowest.lineage().take_while(|it| it.level() >= self.level());
-        let mut numbers: Vec<u32> = levels.map(|it| it.number_of(id)).collect();
-        numbers.reverse();
+        let mut numbers = Vec::new();
+        for namespace in lowest.lineage().take_while(|it| it.level() >= self.level()) {
+            numbers.insert(0, namespace.number_of(id));
+        }
         numbers
+    }
+
+    /// The processes here and below, in order of their numbers.
+    pub fn processes_by_number(&self) -> Vec<Arc<Process>> {
+        let Some(own) = &self.0 else { return kernel().tasks.all_processes() };
+        let mut processes = Vec::new();
+        for &(_, id) in &own.table.borrow_mut().ids.0 {
+            processes.extend(kernel().tasks.process(Pid::new(id)));
+        }
+        processes
     }
 
     /// A new namespace below this one, without processes, that a user namespace owns. `ENOSPC`: there are too many, or it would lie
