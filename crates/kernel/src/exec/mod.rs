@@ -106,7 +106,7 @@ impl PreparedProgram {
     pub fn credentials(&self, old: &Credentials) -> Result<Credentials> {
         let privileges = match &self.program.file.path {
             // Its set-user-ID bits and capabilities have no effect (mount(2)).
-            Some(path) if !path.may_give_privileges() => Privileges::default(),
+            Some(path) if !path.may_give_privileges(&old.user_namespace) => Privileges::default(),
             Some(path) => Privileges::of(&**path.inode())?,
             None => Privileges::default(),
         };

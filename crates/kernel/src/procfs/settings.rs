@@ -19,6 +19,7 @@ use crate::net::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::net::{proc_counters, proc_files};
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
+use crate::task::namespace::NAMESPACES_MAX;
 use crate::task::seccomp::{ACTION_NAMES, LOGGED_NAMES};
 use crate::task::uts::UtsNamespace;
 use crate::task::{Capabilities, current_process};
@@ -28,8 +29,25 @@ pub(super) const SYS: &[Item] = &[
     directory("fs", FS),
     directory("kernel", KERNEL),
     directory("net", SYS_NET),
+    directory("user", USER),
     directory("vm", VM),
 ];
+
+/// `namespace::NAMESPACES_MAX` for each kind; none of process ids and of time can be made.
+const USER: &[Item] = &[
+    bound("max_cgroup_namespaces", namespaces_max),
+    bound("max_ipc_namespaces", namespaces_max),
+    bound("max_mnt_namespaces", namespaces_max),
+    bound("max_net_namespaces", namespaces_max),
+    setting("max_pid_namespaces", "0\n"),
+    setting("max_time_namespaces", "0\n"),
+    bound("max_user_namespaces", namespaces_max),
+    bound("max_uts_namespaces", namespaces_max),
+];
+
+fn namespaces_max() -> Result<Vec<u8>> {
+    Ok(format!("{NAMESPACES_MAX}\n").into_bytes())
+}
 
 const KERNEL: &[Item] = &[
     text("cap_last_cap", "40\n"),

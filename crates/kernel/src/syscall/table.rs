@@ -32,7 +32,7 @@ const MOUNTS: &str = "tmpfs, ramfs, proc, sysfs, cgroup2, devpts, devtmpfs; noth
 
 /// What clone(2) refuses.
 const NO_NAMESPACES: &str =
-    "no new namespaces but those of mounts (EPERM); processes do not share signal handlers";
+    "no new namespaces of process ids (EPERM); processes do not share signal handlers";
 
 /// A row: number, handler, support. A call has the name of its handler, or that before the
 /// `=`.
@@ -447,14 +447,10 @@ pub const ENTRIES: &[Entry] = &[
         272,
         tasks::namespaces::unshare,
         Partial(
-            "no new namespaces but those of mounts (EPERM); one thread of several cannot leave files and directories"
+            "no new namespaces of process ids (EPERM); one thread of several cannot leave files, directories and namespaces"
         )
     ),
-    call!(
-        308,
-        tasks::namespaces::setns,
-        Partial("trees of mounts alone: EINVAL for other namespaces")
-    ),
+    call!(308, tasks::namespaces::setns, Partial("EINVAL for one thread of several")),
     call!(273, tasks::set_robust_list, Full),
     call!(274, tasks::get_robust_list, Full),
     call!(302, tasks::prlimit64, Full),
