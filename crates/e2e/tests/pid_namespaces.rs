@@ -28,7 +28,7 @@ fn unshare_and_ps_see_the_processes_of_the_namespace() {
         as_root(&["unshare", "--fork", "--pid", "--mount-proc", "ps", "-A", "-o", "pid,comm"]);
     assert_eq!(words(&said.success()), [["PID", "COMMAND"], ["1", "ps"]]);
     let said = script(
-        "unshare --fork --pid --mount-proc sh -c 'sleep 100 & ps -A -o pid,ppid,comm; ls -d /proc/[0-9]* | wc -l; kill %1'
+        "unshare --fork --pid --mount-proc sh -c 'sleep 100 & ps -A -o pid,ppid,comm; ls -d /proc/[0-9]* | wc -l; kill $!'
          ls -d /proc/[0-9]* | wc -l | grep -q '^[1-9]'",
     );
     let expected = [

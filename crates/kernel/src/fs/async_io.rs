@@ -227,6 +227,7 @@ mod tests {
 
     #[test]
     fn owners_have_two_forms() {
+        let _sandbox = crate::testing::Sandbox::new();
         for owner in [Owner::Nobody, Owner::Process(Pid::new(7)), Owner::Group(Pgid::new(9))] {
             assert_eq!(Owner::from_number(owner.number()), Ok(owner));
             assert_eq!(Owner::from_pair(owner.pair()), Ok(owner));
