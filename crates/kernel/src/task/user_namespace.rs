@@ -400,6 +400,8 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::namespace::NAMESPACES_MAX;
+    use crate::testing::Sandbox;
 
     fn line(inside: u32, global: u32, count: u32) -> Extent {
         Extent { inside, global, count }
@@ -436,5 +438,72 @@ mod tests {
         assert_eq!((map.to_global(1), map.to_global(15)), (None, None));
         assert_eq!((map.from_global(1000), map.from_global(2000)), (Some(0), Some(10)));
         assert_eq!(map.from_global(0), None);
+    }
+
+    #[test]
+    fn capabilities_count_in_a_namespace_and_below() {
+        let sandbox = Sandbox::new();
+        let maker = Credentials::of_user(1000, 1000);
+        sandbox.become_user(maker.clone());
+        let child = UserNamespace::create(&maker).unwrap();
+        let inside = maker.clone().in_namespace(child.clone());
+        let admin = Capabilities::SYS_ADMIN;
+        assert!(!inside.can(admin) && !inside.can_in(&UserNamespace::INITIAL, admin));
+        assert!(inside.can_in_own(admin) && inside.can_in(&child, admin));
+        // Who has made it has all capabilities in it, and other users have none.
+        assert!(maker.can_in(&child, admin));
+        assert!(!Credentials::of_user(1001, 1000).can_in(&child, admin));
+        assert!(Credentials::of_user(0, 0).can_in(&child, admin));
+        // Without a map, it knows nobody who could make another one.
+        assert_eq!(UserNamespace::create(&inside).err(), Some(Errno::EPERM));
+        child.write_map(Ids::Users, b"0 1000 1", &inside, &inside).unwrap();
+        assert_eq!((child.root(), child.shown_user(1000), child.shown_user(0)), (1000, 0, 65534));
+        let beside = maker.clone().in_namespace(UserNamespace::create(&maker).unwrap());
+        assert!(!beside.can_in(&child, admin) && !inside.can_in(&beside.user_namespace, admin));
+    }
+
+    #[test]
+    fn only_own_ids_are_mapped_without_capabilities() {
+        let _sandbox = Sandbox::new();
+        let maker = Credentials::of_user(1000, 1000);
+        let child = UserNamespace::create(&maker).unwrap();
+        let inside = maker.clone().in_namespace(child.clone());
+        let write = |ids, text: &[u8], opener, writer| child.write_map(ids, text, opener, writer);
+        let root = Credentials::of_user(0, 0);
+        let refused = Err(Errno::EPERM);
+        assert_eq!(write(Ids::Users, b"0 0 1", &inside, &inside), refused);
+        assert_eq!(write(Ids::Users, b"0 1000 2", &inside, &inside), refused);
+        // A program with more rights that writes what it was given to does not have them count.
+        assert_eq!(write(Ids::Users, b"0 1000 2", &inside, &root), refused);
+        assert_eq!(write(Ids::Groups, b"0 1000 1", &inside, &inside), refused);
+        child.write_setgroups(b"deny\n").unwrap();
+        assert_eq!(write(Ids::Groups, b"0 1000 1", &inside, &inside), Ok(()));
+        assert_eq!(child.write_setgroups(b"allow"), refused);
+        assert_eq!(write(Ids::Users, b"0 0 65536", &root, &root), Ok(()));
+        assert_eq!(write(Ids::Users, b"0 0 65536", &root, &root), refused);
+        let initial = UserNamespace::INITIAL;
+        assert_eq!(initial.write_map(Ids::Users, b"0 0 1", &root, &root), refused);
+    }
+
+    #[test]
+    fn namespaces_have_a_depth_and_a_number() {
+        let _sandbox = Sandbox::new();
+        let root = Credentials::of_user(0, 0);
+        let mut deepest = root.clone();
+        for _ in 0..LEVEL_MAX {
+            let child = UserNamespace::create(&deepest).unwrap();
+            child.write_map(Ids::Users, b"0 0 1", &deepest, &deepest).unwrap();
+            child.write_map(Ids::Groups, b"0 0 1", &deepest, &deepest).unwrap();
+            deepest = deepest.in_namespace(child);
+        }
+        assert_eq!(UserNamespace::create(&deepest).err(), Some(Errno::ENOSPC));
+        drop(deepest);
+        let many: Vec<_> = core::iter::repeat_with(|| UserNamespace::create(&root))
+            .take(NAMESPACES_MAX as usize)
+            .collect::<Result<_>>()
+            .unwrap();
+        assert_eq!(UserNamespace::create(&root).err(), Some(Errno::ENOSPC));
+        drop(many);
+        assert!(UserNamespace::create(&root).is_ok());
     }
 }
