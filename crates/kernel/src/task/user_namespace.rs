@@ -76,11 +76,11 @@ fn moved(id: u32, from: u32, to: u32, count: u32) -> Option<u32> {
 }
 
 impl Map {
-    fn to_global(&self, id: u32) -> Option<u32> {
+    fn global(&self, id: u32) -> Option<u32> {
         self.0.iter().find_map(|it| moved(id, it.inside, it.global, it.count))
     }
 
-    fn from_global(&self, id: u32) -> Option<u32> {
+    fn id_of(&self, id: u32) -> Option<u32> {
         self.0.iter().find_map(|it| moved(id, it.global, it.inside, it.count))
     }
 }
@@ -183,7 +183,7 @@ impl UserNamespace {
         };
         let mut text = String::new();
         for Extent { inside, global, count } in map.0 {
-            let outside = lower.from_global(ids, global).unwrap_or(NO_ID);
+            let outside = lower.id_of(ids, global).unwrap_or(NO_ID);
             text += &alloc::format!("{inside:>10} {outside:>10} {count:>10}\n");
         }
         text.into_bytes()
@@ -213,8 +213,8 @@ impl UserNamespace {
         if !self.may_map(ids, &lines, opener, writer) {
             return Err(Errno::EPERM);
         }
-        let to_global = |line: &Extent| parent.range_to_global(ids, line);
-        let map = lines.iter().map(to_global).collect::<Option<Vec<_>>>().ok_or(Errno::EPERM)?;
+        let global = |line: &Extent| parent.range_to_global(ids, line);
+        let map = lines.iter().map(global).collect::<Option<Vec<_>>>().ok_or(Errno::EPERM)?;
         *inner.cell(ids).borrow_mut() = Map(map);
         Ok(())
     }
@@ -308,12 +308,12 @@ impl UserNamespace {
 
     /// The user that an id of this namespace stands for.
     pub fn user(&self, id: u32) -> Option<u32> {
-        self.to_global(Ids::Users, id)
+        self.global(Ids::Users, id)
     }
 
     /// The group that an id of this namespace stands for.
     pub fn group(&self, id: u32) -> Option<u32> {
-        self.to_global(Ids::Groups, id)
+        self.global(Ids::Groups, id)
     }
 
     /// The id of a user here.
@@ -327,32 +327,32 @@ impl UserNamespace {
     }
 
     fn shown(&self, ids: Ids, global: u32) -> u32 {
-        self.from_global(ids, global).unwrap_or(OVERFLOW_ID)
+        self.id_of(ids, global).unwrap_or(OVERFLOW_ID)
     }
 
     /// Whether a user has an id here.
     pub fn knows_user(&self, global: u32) -> bool {
-        self.from_global(Ids::Users, global).is_some()
+        self.id_of(Ids::Users, global).is_some()
     }
 
     /// Whether a group has an id here.
     pub fn knows_group(&self, global: u32) -> bool {
-        self.from_global(Ids::Groups, global).is_some()
+        self.id_of(Ids::Groups, global).is_some()
     }
 
-    fn to_global(&self, ids: Ids, id: u32) -> Option<u32> {
+    fn global(&self, ids: Ids, id: u32) -> Option<u32> {
         match &self.0 {
             _ if id == NO_ID => None,
             None => Some(id),
-            Some(inner) => inner.cell(ids).borrow_mut().to_global(id),
+            Some(inner) => inner.cell(ids).borrow_mut().global(id),
         }
     }
 
-    fn from_global(&self, ids: Ids, id: u32) -> Option<u32> {
+    fn id_of(&self, ids: Ids, id: u32) -> Option<u32> {
         match &self.0 {
             _ if id == NO_ID => None,
             None => Some(id),
-            Some(inner) => inner.cell(ids).borrow_mut().from_global(id),
+            Some(inner) => inner.cell(ids).borrow_mut().id_of(id),
         }
     }
 }
@@ -434,10 +434,10 @@ mod tests {
     #[test]
     fn ids_that_are_not_mapped_have_none() {
         let map = Map(Vec::from([line(0, 1000, 1), line(10, 2000, 5)]));
-        assert_eq!((map.to_global(0), map.to_global(14)), (Some(1000), Some(2004)));
-        assert_eq!((map.to_global(1), map.to_global(15)), (None, None));
-        assert_eq!((map.from_global(1000), map.from_global(2000)), (Some(0), Some(10)));
-        assert_eq!(map.from_global(0), None);
+        assert_eq!((map.global(0), map.global(14)), (Some(1000), Some(2004)));
+        assert_eq!((map.global(1), map.global(15)), (None, None));
+        assert_eq!((map.id_of(1000), map.id_of(2000)), (Some(0), Some(10)));
+        assert_eq!(map.id_of(0), None);
     }
 
     #[test]
