@@ -27,7 +27,7 @@ pub fn carry_out(header: &Header, body: &[u8], port: u32) -> Result<Answer> {
         return Err(Errno::EOPNOTSUPP);
     }
     if matches!(header.kind, RTM_NEWLINK | RTM_SETLINK | RTM_NEWADDR) {
-        return change(header.kind, body).map(|()| Answer::Messages(Vec::new()));
+        return change(header.kind, body).map(|()| Answer::Nothing);
     }
     // Each family of messages is NEW, DEL, GET, SET.
     if header.kind & 3 != 2 {

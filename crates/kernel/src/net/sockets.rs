@@ -75,8 +75,8 @@ pub struct Found {
 
 /// A walk over all sockets that are in some table. Each is found once.
 pub struct Walk {
-    /// Processes in another network namespace are left out.
-    namespace: Arc<NetNamespace>,
+    /// The network namespace of who looks. Processes in others are left out.
+    namespace: Option<Arc<NetNamespace>>,
     /// The process whose descriptors are being looked at, or the next one.
     pid: Pid,
     /// The next descriptor.
@@ -90,7 +90,7 @@ pub struct Walk {
 impl Default for Walk {
     fn default() -> Self {
         Self {
-            namespace: namespace::own(),
+            namespace: None,
             pid: Pid::new(0),
             fd: 0,
             known: BTreeSet::new(),
@@ -133,7 +133,8 @@ impl Walk {
         if process.pid != self.pid {
             (self.pid, self.fd) = (process.pid, 0);
         }
-        if !Arc::ptr_eq(&process.namespaces().net, &self.namespace) {
+        let looked_at = self.namespace.get_or_insert_with(namespace::own);
+        if !Arc::ptr_eq(&process.namespaces().net, looked_at) {
             (self.pid, self.fd) = (Pid::new(process.pid.number() + 1), 0);
             return Step::Nothing;
         }

@@ -76,11 +76,11 @@ fn moved(id: u32, from: u32, to: u32, count: u32) -> Option<u32> {
 }
 
 impl Map {
-    fn to_global(&self, id: u32) -> Option<u32> {
+    fn global(&self, id: u32) -> Option<u32> {
         self.0.iter().find_map(|it| moved(id, it.inside, it.global, it.count))
     }
 
-    fn from_global(&self, id: u32) -> Option<u32> {
+    fn id_of(&self, id: u32) -> Option<u32> {
         self.0.iter().find_map(|it| moved(id, it.global, it.inside, it.count))
     }
 }
@@ -183,7 +183,7 @@ impl UserNamespace {
         };
         let mut text = String::new();
         for Extent { inside, global, count } in map.0 {
-            let outside = lower.from_global(ids, global).unwrap_or(NO_ID);
+            let outside = lower.id_of(ids, global).unwrap_or(NO_ID);
             text += &alloc::format!("{inside:>10} {outside:>10} {count:>10}\n");
         }
         text.into_bytes()
@@ -213,8 +213,8 @@ impl UserNamespace {
         if !self.may_map(ids, &lines, opener, writer) {
             return Err(Errno::EPERM);
         }
-        let to_global = |line: &Extent| parent.range_to_global(ids, line);
-        let map = lines.iter().map(to_global).collect::<Option<Vec<_>>>().ok_or(Errno::EPERM)?;
+        let global = |line: &Extent| parent.range_to_global(ids, line);
+        let map = lines.iter().map(global).collect::<Option<Vec<_>>>().ok_or(Errno::EPERM)?;
         *inner.cell(ids).borrow_mut() = Map(map);
         Ok(())
     }
@@ -308,12 +308,12 @@ impl UserNamespace {
 
     /// The user that an id of this namespace stands for.
     pub fn user(&self, id: u32) -> Option<u32> {
-        self.to_global(Ids::Users, id)
+        self.global(Ids::Users, id)
     }
 
     /// The group that an id of this namespace stands for.
     pub fn group(&self, id: u32) -> Option<u32> {
-        self.to_global(Ids::Groups, id)
+        self.global(Ids::Groups, id)
     }
 
     /// The id of a user here.
@@ -327,32 +327,32 @@ impl UserNamespace {
     }
 
     fn shown(&self, ids: Ids, global: u32) -> u32 {
-        self.from_global(ids, global).unwrap_or(OVERFLOW_ID)
+        self.id_of(ids, global).unwrap_or(OVERFLOW_ID)
     }
 
     /// Whether a user has an id here.
     pub fn knows_user(&self, global: u32) -> bool {
-        self.from_global(Ids::Users, global).is_some()
+        self.id_of(Ids::Users, global).is_some()
     }
 
     /// Whether a group has an id here.
     pub fn knows_group(&self, global: u32) -> bool {
-        self.from_global(Ids::Groups, global).is_some()
+        self.id_of(Ids::Groups, global).is_some()
     }
 
-    fn to_global(&self, ids: Ids, id: u32) -> Option<u32> {
+    fn global(&self, ids: Ids, id: u32) -> Option<u32> {
         match &self.0 {
             _ if id == NO_ID => None,
             None => Some(id),
-            Some(inner) => inner.cell(ids).borrow_mut().to_global(id),
+            Some(inner) => inner.cell(ids).borrow_mut().global(id),
         }
     }
 
-    fn from_global(&self, ids: Ids, id: u32) -> Option<u32> {
+    fn id_of(&self, ids: Ids, id: u32) -> Option<u32> {
         match &self.0 {
             _ if id == NO_ID => None,
             None => Some(id),
-            Some(inner) => inner.cell(ids).borrow_mut().from_global(id),
+            Some(inner) => inner.cell(ids).borrow_mut().id_of(id),
         }
     }
 }
@@ -400,6 +400,8 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::namespace::NAMESPACES_MAX;
+    use crate::testing::Sandbox;
 
     fn line(inside: u32, global: u32, count: u32) -> Extent {
         Extent { inside, global, count }
@@ -432,9 +434,76 @@ mod tests {
     #[test]
     fn ids_that_are_not_mapped_have_none() {
         let map = Map(Vec::from([line(0, 1000, 1), line(10, 2000, 5)]));
-        assert_eq!((map.to_global(0), map.to_global(14)), (Some(1000), Some(2004)));
-        assert_eq!((map.to_global(1), map.to_global(15)), (None, None));
-        assert_eq!((map.from_global(1000), map.from_global(2000)), (Some(0), Some(10)));
-        assert_eq!(map.from_global(0), None);
+        assert_eq!((map.global(0), map.global(14)), (Some(1000), Some(2004)));
+        assert_eq!((map.global(1), map.global(15)), (None, None));
+        assert_eq!((map.id_of(1000), map.id_of(2000)), (Some(0), Some(10)));
+        assert_eq!(map.id_of(0), None);
+    }
+
+    #[test]
+    fn capabilities_count_in_a_namespace_and_below() {
+        let sandbox = Sandbox::new();
+        let maker = Credentials::of_user(1000, 1000);
+        sandbox.become_user(maker.clone());
+        let child = UserNamespace::create(&maker).unwrap();
+        let inside = maker.clone().in_namespace(child.clone());
+        let admin = Capabilities::SYS_ADMIN;
+        assert!(!inside.can(admin) && !inside.can_in(&UserNamespace::INITIAL, admin));
+        assert!(inside.can_in_own(admin) && inside.can_in(&child, admin));
+        // Who has made it has all capabilities in it, and other users have none.
+        assert!(maker.can_in(&child, admin));
+        assert!(!Credentials::of_user(1001, 1000).can_in(&child, admin));
+        assert!(Credentials::of_user(0, 0).can_in(&child, admin));
+        // Without a map, it knows nobody who could make another one.
+        assert_eq!(UserNamespace::create(&inside).err(), Some(Errno::EPERM));
+        child.write_map(Ids::Users, b"0 1000 1", &inside, &inside).unwrap();
+        assert_eq!((child.root(), child.shown_user(1000), child.shown_user(0)), (1000, 0, 65534));
+        let beside = maker.clone().in_namespace(UserNamespace::create(&maker).unwrap());
+        assert!(!beside.can_in(&child, admin) && !inside.can_in(&beside.user_namespace, admin));
+    }
+
+    #[test]
+    fn only_own_ids_are_mapped_without_capabilities() {
+        let _sandbox = Sandbox::new();
+        let maker = Credentials::of_user(1000, 1000);
+        let child = UserNamespace::create(&maker).unwrap();
+        let inside = maker.clone().in_namespace(child.clone());
+        let write = |ids, text: &[u8], opener, writer| child.write_map(ids, text, opener, writer);
+        let root = Credentials::of_user(0, 0);
+        let refused = Err(Errno::EPERM);
+        assert_eq!(write(Ids::Users, b"0 0 1", &inside, &inside), refused);
+        assert_eq!(write(Ids::Users, b"0 1000 2", &inside, &inside), refused);
+        // A program with more rights that writes what it was given to does not have them count.
+        assert_eq!(write(Ids::Users, b"0 1000 2", &inside, &root), refused);
+        assert_eq!(write(Ids::Groups, b"0 1000 1", &inside, &inside), refused);
+        child.write_setgroups(b"deny\n").unwrap();
+        assert_eq!(write(Ids::Groups, b"0 1000 1", &inside, &inside), Ok(()));
+        assert_eq!(child.write_setgroups(b"allow"), refused);
+        assert_eq!(write(Ids::Users, b"0 0 65536", &root, &root), Ok(()));
+        assert_eq!(write(Ids::Users, b"0 0 65536", &root, &root), refused);
+        let initial = UserNamespace::INITIAL;
+        assert_eq!(initial.write_map(Ids::Users, b"0 0 1", &root, &root), refused);
+    }
+
+    #[test]
+    fn namespaces_have_a_depth_and_a_number() {
+        let _sandbox = Sandbox::new();
+        let root = Credentials::of_user(0, 0);
+        let mut deepest = root.clone();
+        for _ in 0..LEVEL_MAX {
+            let child = UserNamespace::create(&deepest).unwrap();
+            child.write_map(Ids::Users, b"0 0 1", &deepest, &deepest).unwrap();
+            child.write_map(Ids::Groups, b"0 0 1", &deepest, &deepest).unwrap();
+            deepest = deepest.in_namespace(child);
+        }
+        assert_eq!(UserNamespace::create(&deepest).err(), Some(Errno::ENOSPC));
+        drop(deepest);
+        let many: Vec<_> = core::iter::repeat_with(|| UserNamespace::create(&root))
+            .take(NAMESPACES_MAX as usize)
+            .collect::<Result<_>>()
+            .unwrap();
+        assert_eq!(UserNamespace::create(&root).err(), Some(Errno::ENOSPC));
+        drop(many);
+        assert!(UserNamespace::create(&root).is_ok());
     }
 }
