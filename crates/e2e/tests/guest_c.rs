@@ -27,7 +27,7 @@ same! {
     aio, async_io, clocks, comparisons, credentials, descriptors, doors, echo, edges, epolls, events, exit_signals, file_at, file_attrs, file_capabilities, file_cwd,
     file_dirs, file_io, file_locks, file_lower, file_many, file_names, file_open, file_seals, file_space,
     groups, file_limits, file_waiting, file_watch, file_xattr, first_fork, flags, fork_beside_threads, forks, futexes, handed_on, hello, interruptions, jobs, late_failures, mem_file, mem_lock, mem_map,
-    mem_move, mem_protect, memory_policy, mounts, mqueues, netlinks, parallel, pipes, polls, posix_timers, process_attributes,
+    mem_move, mem_protect, memory_policy, mounts, mqueues, netlinks, parallel, pid_namespaces, pipes, polls, posix_timers, process_attributes,
     process_info, procfs, ptrace, ptys, resource_limits, rights_chain, sessions_tty, shared_ports, signal_actions, signal_context, signal_faults,
     scheduling, seccomp, segments, signal_restart, signal_threads, sites, socket_diagnosis, socket_tables, sockets_datagram, sockets_inet, sockets_local,
     sockets_messages,
@@ -90,10 +90,23 @@ fn arguments_arrive() {
     compare_c("start", Linking::Static, true, &["", "a b", "ü\n\t", &long]);
 }
 
+/// Some machines keep user namespaces from users, or take all rights in them away.
+#[test]
+fn namespaces_are_those_of_linux() {
+    let script = "mount -t tmpfs none /tmp && ip link set lo up";
+    let tried = std::process::Command::new("unshare").args(["-Urmn", "sh", "-c", script]).output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        eprintln!("left out: this machine gives no rights in user namespaces");
+        return;
+    }
+    compare_c("namespaces", Linking::Static, true, &[]);
+    compare_c("namespaces", Linking::Dynamic, false, &[]);
+}
+
 #[test]
 fn no_program_is_forgotten() {
     let mut listed: Vec<&str> = LISTED.to_vec();
-    listed.extend(["cpu_time", "leave"]);
+    listed.extend(["cpu_time", "leave", "namespaces"]);
     listed.sort_unstable();
     assert_eq!(programs("c", "c"), listed);
 }

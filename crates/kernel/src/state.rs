@@ -6,8 +6,10 @@
 //! are not here; they are rebuilt at every boot.
 #![allow(unsafe_code)]
 
+pub mod namespaces;
+
 use alloc::boxed::Box;
-use alloc::vec::Vec;
+use alloc::sync::Arc;
 use core::num::NonZeroU64;
 use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -23,6 +25,7 @@ use crate::mm::pages::PageAllocator;
 use crate::platform::saved::assert_saved;
 use crate::sync::{KernelCell, Late};
 use crate::time::random::Generator;
+pub use namespaces::{Namespace, Namespaces};
 
 /// The Linux release whose behaviour Thaw follows.
 pub const RELEASE: &str = "6.1.0-thaw";
@@ -39,10 +42,10 @@ pub struct Kernel {
     pub host_poll: crate::task::host_poll::HostPoll,
     /// Sockets that others can find: bound addresses.
     pub net: crate::net::Network,
-    /// Host name, as in uname(2).
-    pub hostname: KernelCell<Vec<u8>>,
-    /// NIS domain name, once it was set.
-    pub domainname: KernelCell<Option<Vec<u8>>>,
+    /// The namespaces of the first process.
+    pub namespaces: Arc<Namespaces>,
+    /// How many namespaces there are.
+    pub namespace_counts: crate::task::namespace::Counts,
     /// Clock offsets.
     pub clocks: crate::time::clock::Clocks,
     /// Random numbers for the guest.
@@ -55,8 +58,8 @@ pub struct Kernel {
     pub has_shared_arena: KernelCell<bool>,
     /// System call sites at which programs have trapped.
     pub known_sites: crate::mm::code::KnownSites,
-    /// System V semaphores, message queues and shared memory.
-    pub system_v: crate::ipc::sysv::SystemV,
+    /// IPC namespaces besides the first one.
+    pub ipc_namespaces: crate::ipc::namespace::Others,
     /// POSIX message queues.
     pub message_queues: crate::ipc::mqueue::MessageQueues,
     /// Contexts of asynchronous input and output.
@@ -114,27 +117,23 @@ impl Config {
 }
 
 impl Kernel {
-    /// The NIS domain name, as uname(2) has it.
-    pub fn shown_domainname(&self) -> Vec<u8> {
-        self.domainname.borrow_mut().clone().unwrap_or_else(|| b"(none)".to_vec())
-    }
-
     /// The state of a fresh sandbox, still without file systems: those take pages for
     /// what they create, so the root must be installed before they are put together.
     pub fn new(config: Config, random: Generator, pages: PageAllocator) -> Self {
+        let net = crate::net::Network::new();
         Self {
             tasks: Default::default(),
             fs: Late::empty(),
-            net: Default::default(),
-            hostname: Default::default(),
-            domainname: Default::default(),
+            namespaces: Arc::new(Namespaces::first(&net)),
+            net,
+            namespace_counts: Default::default(),
             clocks: Default::default(),
             random: KernelCell::new(random),
             pages: KernelCell::new(pages),
             shared_memory: Default::default(),
             has_shared_arena: KernelCell::new(false),
             known_sites: Default::default(),
-            system_v: Default::default(),
+            ipc_namespaces: Default::default(),
             message_queues: Default::default(),
             aio: Default::default(),
             volumes: Default::default(),

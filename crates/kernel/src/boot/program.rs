@@ -16,7 +16,7 @@ use crate::exec::{Program, script, take_credentials};
 use crate::fs::fd_table::OnExec;
 use crate::fs::open::open_program;
 use crate::fs::walk::Follow;
-use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, PROC_FS, SYS_FS, Views};
+use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, SYS_FS, Views};
 use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
@@ -45,7 +45,7 @@ pub(super) struct Strings {
 /// What the kernel shows as files.
 pub fn views() -> Views {
     Views {
-        proc: crate::procfs::root(PROC_FS),
+        proc: crate::procfs::root,
         sys: crate::sysfs::root(SYS_FS),
         cgroup: crate::sysfs::cgroup_root(CGROUP_FS),
     }
@@ -91,11 +91,11 @@ pub fn start(message: &Message) -> Result<()> {
     // SAFETY: the area is the page store's, and this is the only one.
     let pages = unsafe { PageAllocator::of_sandbox() };
     let root = install(Kernel {
-        hostname: KernelCell::new(strings.hostname.clone()),
         window: KernelCell::new(command.window),
         ..Kernel::new(config, random, pages)
     });
     heap::set_root(root);
+    *kernel().namespaces.uts.hostname.borrow_mut() = strings.hostname.clone();
     kernel().fs.set(FileSystems::new(lower, views())?);
     kernel().fs.set_boot_id(boot_id);
     let owner = (command.uid, command.gid);
@@ -195,7 +195,7 @@ pub(super) fn surroundings(process: &Process, workdir: &[u8]) -> Context {
         process.fs().borrow_mut().cwd = cwd.clone();
         context.cwd = cwd;
     }
-    let hostname = kernel().hostname.borrow_mut().clone();
+    let hostname = kernel().namespaces.uts.hostname.borrow_mut().clone();
     if outside::reach().v4 {
         if let Err(error) = outside::provide_files(&context, &hostname) {
             say(b"/etc/resolv.conf", b" cannot be made: ", error.name().as_bytes());

@@ -68,7 +68,7 @@ fn configure(command: &Start, strings: &Strings) {
     config.memory_limit = command.memory_limit;
     config.flags = command.flags;
     drop(config);
-    *kernel.hostname.borrow_mut() = strings.hostname.clone();
+    *kernel.namespaces.uts.hostname.borrow_mut() = strings.hostname.clone();
     // To the program, this is the start.
     kernel.started_in.set(kernel.generation.get());
 }

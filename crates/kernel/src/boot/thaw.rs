@@ -271,7 +271,7 @@ fn renew(identity: &Identity, hostname: &[u8]) {
     config.flags = identity.flags;
     drop(config);
     if !hostname.is_empty() {
-        *kernel.hostname.borrow_mut() = hostname.to_vec();
+        *kernel.namespaces.uts.hostname.borrow_mut() = hostname.to_vec();
     }
     let mut random = kernel.random.borrow_mut();
     random.reseed(identity.seed);

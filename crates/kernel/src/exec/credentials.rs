@@ -21,7 +21,7 @@ impl Privileges {
             Some(all) => all.capabilities()?,
             None => None,
         };
-        // Capabilities of another user namespace do not count in this one.
+        // Those that are for the root of another user namespace alone do not count.
         let capabilities = capabilities.filter(|capabilities| capabilities.root == 0);
         Ok(Self { attributes: file.attributes(), capabilities })
     }
@@ -32,10 +32,14 @@ impl Privileges {
 /// capabilities are to be effective and the process may not have one of them.
 pub fn after_exec(old: &Credentials, file: &Privileges) -> Result<Credentials> {
     let mut new = old.clone();
-    if !old.no_new_privileges {
+    let users = &old.user_namespace;
+    let (uid, gid) = (file.attributes.uid, file.attributes.gid);
+    // A user that the namespace does not know gives nobody in it anything.
+    if !old.no_new_privileges && users.knows_user(uid) && users.knows_group(gid) {
         take_ids(&mut new, &file.attributes);
     }
     (new.suid, new.fsuid, new.sgid, new.fsgid) = (new.euid, new.euid, new.egid, new.egid);
+    let root = new.user_namespace.root();
     let has_capabilities = file.capabilities.is_some();
     let file = file.capabilities.unwrap_or_default();
     let given = Capabilities::from_bits_truncate(file.permitted);
@@ -46,11 +50,11 @@ pub fn after_exec(old: &Credentials, file: &Privileges) -> Result<Credentials> {
         return Err(Errno::EPERM);
     }
     // A set-user-ID program of root that has capabilities of its own gives others those alone.
-    let has_those_alone = has_capabilities && new.uid != 0 && new.euid == 0;
+    let has_those_alone = has_capabilities && new.uid != root && new.euid == root;
     let is_without_root = old.secure_bits.contains(SecureBits::NO_ROOT) || has_those_alone;
-    if !is_without_root && (new.uid == 0 || new.euid == 0) {
+    if !is_without_root && (new.uid == root || new.euid == root) {
         new.permitted = new.inheritable | new.bounding;
-        is_effective |= new.euid == 0;
+        is_effective |= new.euid == root;
     }
     if old.no_new_privileges {
         new.permitted &= old.permitted;
@@ -59,7 +63,7 @@ pub fn after_exec(old: &Credentials, file: &Privileges) -> Result<Credentials> {
         new.ambient = Capabilities::empty();
     }
     let has_more = is_effective || !new.ambient.contains(new.permitted);
-    new.is_secure = new.has_other_ids() || new.uid != 0 && has_more;
+    new.is_secure = new.has_other_ids() || new.uid != root && has_more;
     new.permitted |= new.ambient;
     new.effective = if is_effective { new.permitted } else { new.ambient };
     new.secure_bits -= SecureBits::KEEP_CAPS;

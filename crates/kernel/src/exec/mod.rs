@@ -17,7 +17,6 @@ use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::file::OpenFile;
-use crate::fs::mount::MountFlags;
 use crate::fs::open::{open_program, open_program_at};
 use crate::fs::path::Path;
 use crate::fs::walk::Follow;
@@ -107,7 +106,7 @@ impl PreparedProgram {
     pub fn credentials(&self, old: &Credentials) -> Result<Credentials> {
         let privileges = match &self.program.file.path {
             // Its set-user-ID bits and capabilities have no effect (mount(2)).
-            Some(path) if path.mount_flags().contains(MountFlags::NOSUID) => Privileges::default(),
+            Some(path) if !path.may_give_privileges(&old.user_namespace) => Privileges::default(),
             Some(path) => Privileges::of(&**path.inode())?,
             None => Privileges::default(),
         };
@@ -157,7 +156,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let prepared = program.prepare(process)?;
     let credentials = prepared.credentials(&process.credentials.borrow_mut())?;
     // Nothing but a host that has no process left fails from here on.
-    let old = thread.tid();
+    let old = ptrace::events::for_tracer(thread.tid());
     become_only_thread(&thread)?;
     exit::leave_memory(&thread);
     if process.mm().users() > 1 {
@@ -231,6 +230,7 @@ fn become_only_thread(thread: &Thread) -> Result<()> {
             threads.insert(main, this);
         }
         drop(threads);
+        process.pid_namespace.dismiss(old);
         kernel().tasks.tracees.rename_tracer(old, main);
     }
     Ok(())

@@ -98,6 +98,7 @@ pub fn build(
     let random = stack.push(&random)?;
 
     let credentials = process.credentials.borrow_mut().clone();
+    let users = &credentials.user_namespace;
     let mut words: Vec<u64> = Vec::new();
     words.push(arguments.len() as u64);
     words.extend(&arguments);
@@ -115,10 +116,10 @@ pub fn build(
         [AT_BASE, interpreter_base],
         [AT_FLAGS, 0],
         [AT_ENTRY, loaded.entry],
-        [AT_UID, credentials.uid as u64],
-        [AT_EUID, credentials.euid as u64],
-        [AT_GID, credentials.gid as u64],
-        [AT_EGID, credentials.egid as u64],
+        [AT_UID, users.shown_user(credentials.uid).into()],
+        [AT_EUID, users.shown_user(credentials.euid).into()],
+        [AT_GID, users.shown_group(credentials.gid).into()],
+        [AT_EGID, users.shown_group(credentials.egid).into()],
         [AT_SECURE, credentials.is_secure as u64],
         [AT_RANDOM, random],
         // Bit 1: FSGSBASE instructions may be used.

@@ -31,8 +31,8 @@ impl Owner {
         match number {
             0 => Ok(Self::Nobody),
             i32::MIN => Err(Errno::EINVAL),
-            number if number < 0 => Ok(Self::Group(Pgid::new(number.unsigned_abs()))),
-            number => Ok(Self::Process(Pid::new(number as u32))),
+            number if number < 0 => Ok(Self::Group(Pgid::from_caller(number.unsigned_abs()))),
+            number => Ok(Self::Process(Pid::from_caller(number as u32))),
         }
     }
 
@@ -49,9 +49,9 @@ impl Owner {
         let id = u32::try_from(id).map_err(|_| Errno::EINVAL)?;
         match kind {
             0..=2 if id == 0 => Ok(Self::Nobody),
-            0 => Ok(Self::Thread(Tid::new(id))),
-            1 => Ok(Self::Process(Pid::new(id))),
-            2 => Ok(Self::Group(Pgid::new(id))),
+            0 => Ok(Self::Thread(Tid::from_caller(id))),
+            1 => Ok(Self::Process(Pid::from_caller(id))),
+            2 => Ok(Self::Group(Pgid::from_caller(id))),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -60,9 +60,9 @@ impl Owner {
     pub fn pair(self) -> [i32; 2] {
         match self {
             Self::Nobody => [1, 0],
-            Self::Thread(id) => [0, id.number() as i32],
-            Self::Process(id) => [1, id.number() as i32],
-            Self::Group(id) => [2, id.number() as i32],
+            Self::Thread(id) => [0, id.for_caller() as i32],
+            Self::Process(id) => [1, id.for_caller() as i32],
+            Self::Group(id) => [2, id.for_caller() as i32],
         }
     }
 
@@ -227,6 +227,7 @@ mod tests {
 
     #[test]
     fn owners_have_two_forms() {
+        let _sandbox = crate::testing::Sandbox::new();
         for owner in [Owner::Nobody, Owner::Process(Pid::new(7)), Owner::Group(Pgid::new(9))] {
             assert_eq!(Owner::from_number(owner.number()), Ok(owner));
             assert_eq!(Owner::from_pair(owner.pair()), Ok(owner));

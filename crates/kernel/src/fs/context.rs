@@ -11,6 +11,7 @@ use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::task::Process;
 use crate::task::thread::running;
+use crate::task::user_namespace::UserNamespace;
 
 /// Where a process is in which tree.
 #[derive(Clone)]
@@ -47,9 +48,9 @@ impl FsContext {
         Self { places, umask: 0o022 }
     }
 
-    /// Goes over to a copy of the tree (unshare(2), `CLONE_NEWNS`); `ENOSPC`.
-    pub fn copy_mounts(&mut self) -> Result<()> {
-        let (namespace, [root, cwd]) = self.namespace.copy([&self.root, &self.cwd])?;
+    /// Goes over to a copy of the tree that has an owner (unshare(2), `CLONE_NEWNS`); `ENOSPC`.
+    pub fn copy_mounts(&mut self, owner: &UserNamespace) -> Result<()> {
+        let (namespace, [root, cwd]) = self.namespace.copy(owner, [&self.root, &self.cwd])?;
         self.places = Arc::new(Places { namespace, cwd, root });
         Ok(())
     }

@@ -11,6 +11,7 @@
 //! | [`tty`] | terminals |
 //! | [`xattr`] | extended attributes |
 //! | [`inotify`], [`notify`] | watches, and where events come from |
+//! | [`nsfs`] | namespaces as files |
 
 pub mod anonymous;
 pub mod async_io;
@@ -27,6 +28,7 @@ pub mod lower;
 pub mod mount;
 pub mod namespace;
 pub mod notify;
+pub mod nsfs;
 pub mod open;
 pub mod overlay;
 pub mod page_queue;
@@ -64,6 +66,7 @@ use thaw_abi::bind::{
 
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
+use crate::task::pid_namespace::PidNamespace;
 
 const ROOT_FS: FilesystemId = FilesystemId(1);
 const DEV_FS: FilesystemId = FilesystemId(2);
@@ -99,12 +102,15 @@ const FIRST_EXTRA_FS: u32 = 16;
 /// File systems that show the layers above these, by their root directories.
 pub struct Views {
     /// `/proc`.
-    pub proc: Arc<dyn Inode>,
+    pub proc: ProcRoot,
     /// `/sys`.
     pub sys: Arc<dyn Inode>,
     /// `/sys/fs/cgroup`.
     pub cgroup: Arc<dyn Inode>,
 }
+
+/// Makes the root directory of a `/proc` that shows the processes of a PID namespace.
+pub type ProcRoot = fn(FilesystemId, PidNamespace) -> Arc<dyn Inode>;
 
 /// What to mount.
 struct NewMount {
@@ -120,6 +126,8 @@ pub struct FileSystems {
     pub namespace: Arc<MountNamespace>,
     /// The mounts, file systems and namespaces that exist.
     pub registry: Arc<Registry>,
+    /// Makes a `/proc`.
+    proc_root: ProcRoot,
     /// File systems of which there is one, by the name that mount(2) has for them.
     shared: KernelCell<BTreeMap<&'static str, Arc<Filesystem>>>,
     /// Advisory locks.
@@ -151,11 +159,12 @@ impl FileSystems {
         let top = system("rootfs", Overlay::empty(TOP_FS, 0o755), "");
         let namespace = MountNamespace::new(top)?;
         let dev = dev::file_system(DEV_FS)?;
-        let proc = system("proc", views.proc, "");
+        let proc = system("proc", (views.proc)(PROC_FS, PidNamespace::default()), "");
         let sys = system("sysfs", views.sys, "");
         let cgroup = system("cgroup2", views.cgroup, "");
         let shared = [proc.clone(), sys.clone(), cgroup.clone()];
         let files = Self {
+            proc_root: views.proc,
             shared: KernelCell::new(shared.into_iter().map(|it| (it.kind, it)).collect()),
             namespace,
             registry: registry.clone(),
@@ -201,6 +210,11 @@ impl FileSystems {
     pub(crate) fn shared(&self, kind: &[u8]) -> Option<Arc<Filesystem>> {
         let kind = core::str::from_utf8(kind).ok()?;
         self.shared.borrow_mut().get(kind).cloned()
+    }
+
+    /// The root directory of a new `/proc` for a PID namespace.
+    pub(crate) fn proc_root(&self, id: FilesystemId, namespace: PidNamespace) -> Arc<dyn Inode> {
+        (self.proc_root)(id, namespace)
     }
 
     /// The devices that programs mount (`devtmpfs`): all mounts show the same directory.

@@ -7,6 +7,8 @@ use super::dentry::Dentry;
 use super::inode::{FileType, Inode};
 use super::mount::{Mount, MountFlags};
 use crate::errno::{Errno, Result};
+use crate::task::thread::running;
+use crate::task::user_namespace::UserNamespace;
 
 /// A place in a tree: a directory or file, and the mount that it is reached by. Cheap to clone;
 /// follows its file through renames.
@@ -115,6 +117,18 @@ impl Path {
     /// The properties of the mount.
     pub fn mount_flags(&self) -> MountFlags {
         self.mount.as_ref().map_or(MountFlags::empty(), |mount| mount.flags())
+    }
+
+    /// Whether set-user-ID bits and capabilities of files have an effect here for the running process, which
+    /// is in `users` (`mnt_may_suid`, fs/namespace.c): the mount is one of its own tree, of a file system
+    /// that these users or those above have mounted.
+    pub fn may_give_privileges(&self, users: &UserNamespace) -> bool {
+        let Some(mount) = &self.mount else { return true };
+        // The first program is executed before a thread runs.
+        let own = running().map(|thread| thread.process.with_fs(|fs| fs.namespace.number));
+        own.is_none_or(|own| own == mount.namespace())
+            && users.is_within(&mount.filesystem.owner)
+            && !mount.flags().contains(MountFlags::NOSUID)
     }
 
     /// `EROFS` if nothing can be changed here (`mnt_want_write`, fs/namespace.c).

@@ -7,6 +7,7 @@ use bitflags::bitflags;
 use super::inode::{Attributes, FileType, Inode, S_ISVTX};
 use crate::errno::{Errno, Result};
 use crate::task::credentials::{Capabilities, Credentials, SecureBits};
+use crate::task::user_namespace::UserNamespace;
 
 bitflags! {
     /// Ways to use a file, with the values of access(2).
@@ -32,6 +33,8 @@ pub struct Identity {
     pub groups: Vec<u32>,
     /// Capabilities that count.
     pub capabilities: Capabilities,
+    /// Where they count.
+    pub users: UserNamespace,
 }
 
 impl Identity {
@@ -42,6 +45,7 @@ impl Identity {
             gid: credentials.fsgid,
             groups: credentials.groups.clone(),
             capabilities: credentials.effective,
+            users: credentials.user_namespace.clone(),
         }
     }
 
@@ -49,7 +53,7 @@ impl Identity {
     pub fn real(credentials: &Credentials) -> Self {
         let counts = if credentials.secure_bits.contains(SecureBits::NO_SETUID_FIXUP) {
             credentials.effective
-        } else if credentials.uid == 0 {
+        } else if credentials.uid == credentials.user_namespace.root() {
             credentials.permitted
         } else {
             Capabilities::empty()
@@ -59,12 +63,26 @@ impl Identity {
             gid: credentials.gid,
             groups: credentials.groups.clone(),
             capabilities: counts,
+            users: credentials.user_namespace.clone(),
         }
     }
 
-    /// Whether a capability counts.
+    /// Whether a capability counts for what is the sandbox's as a whole.
     pub fn can(&self, capability: Capabilities) -> bool {
+        self.users.is_initial() && self.capabilities.contains(capability)
+    }
+
+    /// Whether it counts in one's own user namespace.
+    pub fn can_in_own(&self, capability: Capabilities) -> bool {
         self.capabilities.contains(capability)
+    }
+
+    /// Whether it counts for a file: the namespace knows its owner and its group
+    /// (`capable_wrt_inode_uidgid`, kernel/capability.c).
+    pub fn can_with(&self, attributes: &Attributes, capability: Capabilities) -> bool {
+        self.capabilities.contains(capability)
+            && self.users.knows_user(attributes.uid)
+            && self.users.knows_group(attributes.gid)
     }
 
     /// Whether a group is among one's own.
@@ -74,7 +92,8 @@ impl Identity {
 
     /// Whether this is the owner, or may act as one.
     pub fn owns(&self, attributes: &Attributes) -> bool {
-        self.uid == attributes.uid || self.can(Capabilities::FOWNER)
+        self.uid == attributes.uid
+            || self.can_in_own(Capabilities::FOWNER) && self.users.knows_user(attributes.uid)
     }
 
     /// `EACCES` unless all of `access` is allowed.
@@ -107,9 +126,9 @@ impl Identity {
         let is_directory = attributes.file_type() == FileType::Directory;
         let reads = access == Access::READ || is_directory && !access.contains(Access::WRITE);
         let can_run = is_directory || attributes.mode & 0o111 != 0;
-        reads && self.can(Capabilities::DAC_READ_SEARCH)
+        reads && self.can_with(attributes, Capabilities::DAC_READ_SEARCH)
             || (can_run || !access.contains(Access::EXECUTE))
-                && self.can(Capabilities::DAC_OVERRIDE)
+                && self.can_with(attributes, Capabilities::DAC_OVERRIDE)
     }
 
     /// `EPERM` if a sticky directory protects a file from removal.
@@ -118,10 +137,11 @@ impl Identity {
             return Ok(());
         }
         let holder = directory.attributes();
-        if holder.mode & S_ISVTX == 0 || holder.uid == self.uid || file.attributes().uid == self.uid
-        {
+        if holder.mode & S_ISVTX == 0 || holder.uid == self.uid {
             return Ok(());
         }
-        Err(Errno::EPERM)
+        let attributes = file.attributes();
+        let may = attributes.uid == self.uid || self.can_with(&attributes, Capabilities::FOWNER);
+        if may { Ok(()) } else { Err(Errno::EPERM) }
     }
 }

@@ -1,4 +1,4 @@
-//! What a process has of files: descriptors, directories, its program.
+//! What a process has of files: descriptors, directories, its program; and its namespaces.
 
 use alloc::sync::Arc;
 
@@ -7,8 +7,10 @@ use super::fd_table::FdTable;
 use super::mount::MountNamespace;
 use super::path::Path;
 use crate::errno::Result;
+use crate::state::{Namespaces, kernel};
 use crate::sync::KernelCell;
 use crate::task::process::{Resources, Sharing};
+use crate::task::user_namespace::UserNamespace;
 
 /// Descriptors, directories and program of a process.
 pub struct ProcessFiles {
@@ -18,23 +20,33 @@ pub struct ProcessFiles {
     fs: KernelCell<Arc<KernelCell<FsContext>>>,
     /// The program being run, for `/proc/self/exe`.
     pub executable: KernelCell<Option<Path>>,
+    /// Its namespaces; see [`ProcessFiles::namespaces`].
+    namespaces: KernelCell<Arc<Namespaces>>,
 }
 
 impl ProcessFiles {
     /// No descriptors and no program, in the root directory of a tree of mounts.
     pub fn new(namespace: Arc<MountNamespace>) -> Self {
         let (files, fs) = (FdTable::new(), FsContext::new(namespace));
-        Self::with(Arc::new(KernelCell::new(files)), Arc::new(KernelCell::new(fs)), None)
+        let namespaces = kernel().namespaces.clone();
+        Self::with(
+            Arc::new(KernelCell::new(files)),
+            Arc::new(KernelCell::new(fs)),
+            None,
+            namespaces,
+        )
     }
 
     fn with(
         files: Arc<KernelCell<FdTable>>,
         fs: Arc<KernelCell<FsContext>>,
         executable: Option<Path>,
+        namespaces: Arc<Namespaces>,
     ) -> Self {
         files.borrow_mut().attach();
         let (files, fs) = (KernelCell::new(files), KernelCell::new(fs));
-        Self { files, fs, executable: KernelCell::new(executable) }
+        let (executable, namespaces) = (KernelCell::new(executable), KernelCell::new(namespaces));
+        Self { files, fs, executable, namespaces }
     }
 
     /// Working directory, root directory, umask; processes may have the same (clone(2), `CLONE_FS`).
@@ -53,14 +65,29 @@ impl ProcessFiles {
         *self.fs.borrow_mut() = Arc::new(KernelCell::new(own));
     }
 
-    /// Gives the process a copy of its tree of mounts, and directories of its own in it (unshare(2),
+    /// The directories of the process in a copy of its tree of mounts that has an owner (unshare(2),
     /// `CLONE_NEWNS`); `ENOSPC`.
-    pub fn unshare_mounts(&self) -> Result<()> {
+    pub fn copied_mounts(&self, owner: &UserNamespace) -> Result<FsContext> {
         let mut own = self.fs().borrow_mut().clone();
-        own.copy_mounts()?;
+        own.copy_mounts(owner)?;
+        Ok(own)
+    }
+
+    /// Gives the process directories of its own.
+    pub fn set_fs(&self, own: FsContext) {
         let old = core::mem::replace(&mut *self.fs.borrow_mut(), Arc::new(KernelCell::new(own)));
         drop(old);
-        Ok(())
+    }
+
+    /// The namespaces of the process but for those of mounts and users, at the moment.
+    pub fn namespaces(&self) -> Arc<Namespaces> {
+        self.namespaces.borrow_mut().clone()
+    }
+
+    /// Gives the process other namespaces.
+    pub fn set_namespaces(&self, new: Arc<Namespaces>) {
+        let old = core::mem::replace(&mut *self.namespaces.borrow_mut(), new);
+        drop(old);
     }
 
     /// Gives the process another tree of mounts, and its root directory (setns(2)).
@@ -112,7 +139,7 @@ impl Resources for ProcessFiles {
             true => self.fs(),
             false => Arc::new(KernelCell::new(self.fs().borrow_mut().clone())),
         };
-        Self::with(files, fs, self.executable.borrow_mut().clone())
+        Self::with(files, fs, self.executable.borrow_mut().clone(), self.namespaces())
     }
 
     /// Processes that have ended and are not gone do not count among those that have the
@@ -121,10 +148,9 @@ impl Resources for ProcessFiles {
         let table = self.files.borrow_mut().borrow_mut().detach();
         drop(table);
         // One that nobody has waited for keeps no mount busy (`exit_fs`, fs/fs_struct.c).
-        let nowhere = FsContext::nowhere(crate::state::kernel().fs.namespace.clone());
-        let old =
-            core::mem::replace(&mut *self.fs.borrow_mut(), Arc::new(KernelCell::new(nowhere)));
-        drop(old);
+        let nowhere = FsContext::nowhere(kernel().fs.namespace.clone());
+        self.set_fs(nowhere);
+        self.set_namespaces(kernel().namespaces.clone());
         let program = self.executable.borrow_mut().take();
         drop(program);
     }

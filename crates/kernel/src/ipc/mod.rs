@@ -9,6 +9,7 @@ pub mod aio;
 pub mod epoll;
 pub mod eventfd;
 pub mod mqueue;
+pub mod namespace;
 pub mod pidfd;
 pub mod signalfd;
 pub mod sysv;

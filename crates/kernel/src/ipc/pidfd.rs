@@ -9,6 +9,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags};
 use crate::state::kernel;
+use crate::task::current_process;
 use crate::task::process::Process;
 use crate::task::wait::WaitQueue;
 
@@ -31,7 +32,11 @@ impl File for PidFd {
         // As Linux, which shows a process that was waited for as -1.
         match kernel().tasks.process(self.process.pid) {
             Some(process) if Arc::ptr_eq(&process, &self.process) => {
-                format!("Pid:\t{0}\nNSpid:\t{0}\n", self.process.pid.number())
+                // In the namespaces from the reader's down.
+                let viewer = &current_process().pid_namespace;
+                let all = viewer.numbers_down_to(&process.pid_namespace, process.pid.number());
+                let below: String = all.iter().map(|number| format!("\t{number}")).collect();
+                format!("Pid:\t{}\nNSpid:{below}\n", process.pid.for_caller())
             }
             _ => "Pid:\t-1\nNSpid:\t-1\n".to_string(),
         }

@@ -3,12 +3,14 @@
 use core::net::{IpAddr, Ipv4Addr};
 
 use super::interfaces::{Interface, InterfaceAddress, all};
+use super::namespace;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 
 const SIOCGIFNAME: u32 = 0x8910;
 const SIOCGIFCONF: u32 = 0x8912;
 const SIOCGIFFLAGS: u32 = 0x8913;
+const SIOCSIFFLAGS: u32 = 0x8914;
 const SIOCGIFADDR: u32 = 0x8915;
 const SIOCGIFDSTADDR: u32 = 0x8917;
 const SIOCGIFBRDADDR: u32 = 0x8919;
@@ -19,10 +21,9 @@ const SIOCGIFHWADDR: u32 = 0x8927;
 const SIOCGIFINDEX: u32 = 0x8933;
 const SIOCGIFTXQLEN: u32 = 0x8942;
 const SIOCETHTOOL: u32 = 0x8946;
-/// `SIOCSIFFLAGS` and the other calls that change an interface.
-const CHANGES: &[u32] = &[
-    0x8914, 0x8916, 0x8918, 0x891a, 0x891c, 0x891e, 0x8922, 0x8923, 0x8924, 0x8931, 0x8932, 0x8943,
-];
+/// The other calls that change an interface.
+const CHANGES: &[u32] =
+    &[0x8916, 0x8918, 0x891a, 0x891c, 0x891e, 0x8922, 0x8923, 0x8924, 0x8931, 0x8932, 0x8943];
 
 /// Bytes of `struct ifreq`: a name and 24 bytes of something.
 const IFREQ_SIZE: usize = 40;
@@ -99,22 +100,27 @@ pub fn ioctl(request: u32, argument: UserAddress) -> Result<u64> {
         SIOCGIFFLAGS | SIOCGIFADDR | SIOCGIFDSTADDR | SIOCGIFBRDADDR | SIOCGIFNETMASK
         | SIOCGIFMETRIC | SIOCGIFMTU | SIOCGIFHWADDR | SIOCGIFINDEX | SIOCGIFTXQLEN => {
             let interface = find(argument)?;
-            let (ip, address) = v4(&interface).ok_or(Errno::EADDRNOTAVAIL)?;
+            let own = || v4(&interface).ok_or(Errno::EADDRNOTAVAIL);
             match request {
                 // The flags beyond 16 bits are for netlink only.
                 SIOCGIFFLAGS => value.write(&(interface.flags as u16))?,
-                SIOCGIFADDR | SIOCGIFDSTADDR => value.write_bytes(&inet(ip))?,
+                SIOCGIFADDR | SIOCGIFDSTADDR => value.write_bytes(&inet(own()?.0))?,
                 SIOCGIFBRDADDR => {
-                    let broadcast = address.broadcast.unwrap_or(Ipv4Addr::UNSPECIFIED);
+                    let broadcast = own()?.1.broadcast.unwrap_or(Ipv4Addr::UNSPECIFIED);
                     value.write_bytes(&inet(broadcast))?;
                 }
-                SIOCGIFNETMASK => value.write_bytes(&inet(address.mask()))?,
+                SIOCGIFNETMASK => value.write_bytes(&inet(own()?.1.mask()))?,
                 SIOCGIFMETRIC => value.write(&0i32)?,
                 SIOCGIFMTU => value.write(&interface.mtu)?,
                 SIOCGIFINDEX => value.write(&interface.index)?,
                 SIOCGIFTXQLEN => value.write(&1000i32)?,
                 _ => value.write_bytes(&hardware(interface.kind, interface.hardware))?,
             }
+        }
+        SIOCSIFFLAGS => {
+            const IFF_UP: u16 = 1;
+            find(argument)?;
+            namespace::set_loopback_up(value.read::<u16>()? & IFF_UP != 0)?;
         }
         request if CHANGES.contains(&request) => return Err(Errno::EPERM),
         // No interface has a driver that would know its speed.

@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thaw_abi::network;
 
 use super::outside::Reach;
-use crate::net::outside;
+use crate::net::{namespace, outside};
 use crate::state::kernel;
 
 /// `ARPHRD_ETHER`.
@@ -126,7 +126,26 @@ const OWN: Ipv4Addr = {
 
 /// All interfaces, by number.
 pub fn all() -> Vec<Interface> {
+    let scope = namespace::own().scope.clone();
+    if !scope.is_of_sandbox() {
+        return alone(scope.is_up());
+    }
     made_for(outside::reach(), kernel().fs.boot_id())
+}
+
+/// Those of a namespace other than the first one.
+fn alone(is_up: bool) -> Vec<Interface> {
+    const IFF_LOOPBACK: u32 = 8;
+    const IF_OPER_DOWN: u8 = 2;
+    let mut all = made_for(Reach::default(), [0; 16]);
+    if !is_up {
+        for loopback in &mut all {
+            loopback.flags = IFF_LOOPBACK;
+            loopback.state = IF_OPER_DOWN;
+            loopback.addresses.clear();
+        }
+    }
+    all
 }
 
 fn made_for(reach: Reach, boot_id: [u8; 16]) -> Vec<Interface> {

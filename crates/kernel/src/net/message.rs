@@ -121,8 +121,7 @@ fn parse(bytes: &[u8], open: impl Fn(i32) -> Result<Arc<OpenFile>>) -> Result<An
                     return Err(Errno::EINVAL);
                 }
                 let claimed: PeerCredentials = bytemuck::pod_read_unaligned(message.data);
-                claimed.check_claim()?;
-                ancillary.credentials = Some(claimed);
+                ancillary.credentials = Some(claimed.claimed()?);
             }
             (SOL_SOCKET, _) => return Err(Errno::EINVAL),
             _ => {}

@@ -20,6 +20,7 @@ pub mod incoming;
 mod interface_ioctls;
 pub mod interfaces;
 pub mod message;
+pub mod namespace;
 pub mod netlink;
 mod netlink_messages;
 mod option_table;
@@ -76,7 +77,7 @@ pub struct Network {
     /// Multicast groups that sockets have joined.
     pub groups: groups::Joined,
     /// Unix sockets.
-    pub unix: UnixNetwork,
+    pub unix: Arc<UnixNetwork>,
     /// Netlink.
     pub netlink: Arc<NetlinkNetwork>,
     /// FIFOs that are open.
@@ -157,7 +158,7 @@ impl Network {
             udp: Arc::new(UdpNetwork::new(IPPROTO_UDP)),
             udp_lite: Arc::new(UdpNetwork::new(IPPROTO_UDPLITE)),
             groups: groups::Joined::default(),
-            unix: UnixNetwork::default(),
+            unix: Arc::new(UnixNetwork::default()),
             netlink: Arc::new(NetlinkNetwork::new()),
             fifos: Fifos::new(),
             outside: outside::Outside::new(),

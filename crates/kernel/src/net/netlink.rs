@@ -86,7 +86,7 @@ impl NetlinkNetwork {
         if wanted != 0 {
             return if ports.insert(wanted) { Ok(wanted) } else { Err(Errno::EADDRINUSE) };
         }
-        let mut candidate = PeerCredentials::of_sender().pid;
+        let mut candidate = PeerCredentials::of_sender().shown().pid;
         while !ports.insert(candidate) {
             // Linux takes negative numbers next.
             candidate = candidate.wrapping_sub(4097) | 1 << 31;

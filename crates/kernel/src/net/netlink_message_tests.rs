@@ -15,6 +15,7 @@ pub fn header(bytes: &[u8]) -> Header {
 
 #[test]
 fn a_second_dump_at_once_is_refused() {
+    let _sandbox = crate::testing::Sandbox::new();
     let service: Service = |header, _, port| {
         let body = [&[1, 0, 0, 0][..], &[0; 20]].concat();
         super::super::socket_diagnosis::carry_out(header, &body, port)

@@ -317,7 +317,9 @@ fn value(
             }
             SO_PEERCRED => {
                 let nobody = PeerCredentials { pid: 0, uid: u32::MAX, gid: u32::MAX };
-                return store(bytemuck::bytes_of(&socket.peer_credentials().unwrap_or(nobody)));
+                return store(bytemuck::bytes_of(
+                    &socket.peer_credentials().map_or(nobody, PeerCredentials::shown),
+                ));
             }
             // SO_BSDCOMPAT, which does nothing on Linux; SO_LOCK_FILTER.
             14 | 44 => 0,

@@ -83,7 +83,7 @@ struct ProvideFiles;
 
 impl Work for ProvideFiles {
     fn run(self: Box<Self>) -> Next {
-        let hostname = kernel().hostname.borrow_mut().clone();
+        let hostname = kernel().namespaces.uts.hostname.borrow_mut().clone();
         let provided = provide_files(&Context::current(), &hostname)
             // It may have got another name meanwhile.
             .and_then(|()| own_name::rename_in_hosts(&hostname));

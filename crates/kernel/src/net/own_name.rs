@@ -14,7 +14,8 @@ use crate::task::work::{self, Next, Work};
 /// Changes the host name, and then `/etc/hosts`.
 pub fn change(name: &[u8]) {
     let kernel = kernel();
-    let before = core::mem::replace(&mut *kernel.hostname.borrow_mut(), name.to_vec());
+    let before =
+        core::mem::replace(&mut *kernel.namespaces.uts.hostname.borrow_mut(), name.to_vec());
     if before != name {
         let files = ProcessFiles::new(kernel.fs.namespace.clone());
         work::start(b"hostname", Credentials::default(), files, Box::new(RenameInHosts { before }));
@@ -23,7 +24,7 @@ pub fn change(name: &[u8]) {
 
 /// Has `/etc/hosts` say the present name in the place of one before.
 pub(super) fn rename_in_hosts(before: &[u8]) -> Result<()> {
-    let name = kernel().hostname.borrow_mut().clone();
+    let name = kernel().namespaces.uts.hostname.borrow_mut().clone();
     if name == before { Ok(()) } else { replace_own_name(&Context::current(), before, &name) }
 }
 

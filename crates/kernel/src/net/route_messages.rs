@@ -4,12 +4,14 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use super::address::{AF_INET, AF_INET6, AF_UNSPEC};
-use super::interfaces::{Interface, Route, all, routes};
+use super::interfaces::{Interface, LOOPBACK, Route, all, routes};
+use super::namespace;
 use super::netlink_messages::{Answer, Header, Message, NLM_F_DUMP, NLM_F_MULTI, attribute, done};
 use crate::errno::{Errno, Result};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
+const RTM_SETLINK: u16 = 19;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
@@ -23,6 +25,9 @@ const AF_PACKET: u16 = 17;
 pub fn carry_out(header: &Header, body: &[u8], port: u32) -> Result<Answer> {
     if header.kind > RTM_MAX {
         return Err(Errno::EOPNOTSUPP);
+    }
+    if matches!(header.kind, RTM_NEWLINK | RTM_SETLINK | RTM_NEWADDR) {
+        return change(header.kind, body).map(|()| Answer::Nothing);
     }
     // Each family of messages is NEW, DEL, GET, SET.
     if header.kind & 3 != 2 {
@@ -60,6 +65,41 @@ pub fn carry_out(header: &Header, body: &[u8], port: u32) -> Result<Answer> {
         _ => return Err(Errno::EOPNOTSUPP),
     };
     Ok(Answer::Messages(alloc::vec![found]))
+}
+
+/// Changes the loopback interface of a namespace that has nothing else: it goes up and down. An address
+/// that it has while it is up may be given to it before. `EPERM` for all else.
+fn change(kind: u16, body: &[u8]) -> Result<()> {
+    const IFF_UP: u32 = 1;
+    let namespace = namespace::own();
+    namespace::check_may_change(&namespace)?;
+    if namespace.scope.is_of_sandbox() {
+        return Err(Errno::EPERM);
+    }
+    let word = |at: usize| {
+        let bytes = body.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        bytes.map(u32::from_ne_bytes).ok_or(Errno::EINVAL)
+    };
+    if kind == RTM_NEWADDR {
+        // struct ifaddrmsg: family, bits, flags, scope, index.
+        let is_own = word(4)? == LOOPBACK
+            && body[..2] == [AF_INET as u8, 8]
+            && attribute(body, 8, IFA_LOCAL) == Some(&[127, 0, 0, 1]);
+        return match is_own {
+            true if namespace.scope.is_up() => Err(Errno::EEXIST),
+            true => Ok(()),
+            false => Err(Errno::EPERM),
+        };
+    }
+    if find_link(body)?.index != LOOPBACK {
+        return Err(Errno::ENODEV);
+    }
+    // struct ifinfomsg: which flags change is in the last word; all, if it says nothing.
+    let (flags, changed) = (word(8)?, word(12)?);
+    if changed == 0 || changed & IFF_UP != 0 {
+        namespace::set_loopback_up(flags & IFF_UP != 0)?;
+    }
+    Ok(())
 }
 
 fn dump(header: &Header, family: u16, port: u32) -> Vec<Vec<u8>> {
@@ -290,6 +330,7 @@ mod tests {
 
     #[test]
     fn changes_are_refused_and_requests_acknowledged() {
+        let _sandbox = Sandbox::new();
         assert_eq!(error(&answer(&request(RTM_NEWADDR, 0, &[0; 8]), 1)), -Errno::EPERM.0);
         assert_eq!(error(&answer(&request(0x7002, 0, &[0; 8]), 1)), -Errno::EOPNOTSUPP.0);
         assert_eq!(error(&answer(&request(1, NLM_F_ACK, &[]), 1)), 0);

@@ -23,6 +23,7 @@ use crate::ipc::mqueue::notification::CookieSocket;
 use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
+use crate::task::ids::Pid;
 use crate::task::signal;
 use crate::task::wait::WaitQueue;
 use crate::task::{Capabilities, current_process};
@@ -153,15 +154,29 @@ impl PeerCredentials {
         Self { pid: process.pid.number(), uid: c.euid, gid: c.egid }
     }
 
-    /// `EPERM` unless the running process may claim to be this one (`scm_check_creds`,
-    /// net/core/scm.c).
-    pub fn check_claim(&self) -> Result<()> {
+    /// As the running process sees it, with the ids of its namespaces.
+    pub fn shown(self) -> Self {
+        let process = current_process();
+        let users = &process.credentials.borrow_mut().user_namespace;
+        Self {
+            pid: Pid::new(self.pid).for_caller(),
+            uid: users.shown_user(self.uid),
+            gid: users.shown_group(self.gid),
+        }
+    }
+
+    /// What a program says it is, which has ids of its namespaces. `EINVAL`: they are none.
+    /// `EPERM` unless the running process may claim to be that (`scm_check_creds`, net/core/scm.c).
+    pub fn claimed(mut self) -> Result<Self> {
         let process = current_process();
         let c = process.credentials.borrow_mut();
+        self.pid = Pid::from_caller(self.pid).number();
+        self.uid = c.user_namespace.user(self.uid).ok_or(Errno::EINVAL)?;
+        self.gid = c.user_namespace.group(self.gid).ok_or(Errno::EINVAL)?;
         let may = (self.pid == process.pid.number() || c.can(Capabilities::SYS_ADMIN))
-            && (c.users().contains(&self.uid) || c.can(Capabilities::SETUID))
-            && (c.groups_of_process().contains(&self.gid) || c.can(Capabilities::SETGID));
-        if may { Ok(()) } else { Err(Errno::EPERM) }
+            && (c.users().contains(&self.uid) || c.can_in_own(Capabilities::SETUID))
+            && (c.groups_of_process().contains(&self.gid) || c.can_in_own(Capabilities::SETGID));
+        if may { Ok(self) } else { Err(Errno::EPERM) }
     }
 }
 

@@ -8,6 +8,7 @@ use alloc::collections::{BTreeSet, VecDeque};
 use alloc::sync::Arc;
 
 use super::address::Endpoint;
+use super::namespace::{self, NetNamespace};
 use super::socket::{Protocol, Socket};
 use crate::platform::kernel_lock;
 use crate::state::kernel;
@@ -74,6 +75,8 @@ pub struct Found {
 
 /// A walk over all sockets that are in some table. Each is found once.
 pub struct Walk {
+    /// The network namespace of who looks. Processes in others are left out.
+    namespace: Option<Arc<NetNamespace>>,
     /// The process whose descriptors are being looked at, or the next one.
     pid: Pid,
     /// The next descriptor.
@@ -86,7 +89,13 @@ pub struct Walk {
 
 impl Default for Walk {
     fn default() -> Self {
-        Self { pid: Pid::new(0), fd: 0, known: BTreeSet::new(), waiting: VecDeque::new() }
+        Self {
+            namespace: None,
+            pid: Pid::new(0),
+            fd: 0,
+            known: BTreeSet::new(),
+            waiting: VecDeque::new(),
+        }
     }
 }
 
@@ -123,6 +132,11 @@ impl Walk {
         let Some(process) = kernel().tasks.process_from(self.pid) else { return Step::End };
         if process.pid != self.pid {
             (self.pid, self.fd) = (process.pid, 0);
+        }
+        let looked_at = self.namespace.get_or_insert_with(namespace::own);
+        if !Arc::ptr_eq(&process.namespaces().net, looked_at) {
+            (self.pid, self.fd) = (Pid::new(process.pid.number() + 1), 0);
+            return Step::Nothing;
         }
         match self.look(&process) {
             Some(socket) if is_wanted(&*socket) => {

@@ -13,6 +13,7 @@ use core::net::IpAddr;
 use super::address::{AF_INET6, Endpoint, SocketAddress};
 use super::host_stream::Ending;
 use super::incoming::Incoming;
+use super::namespace::Scope;
 use super::options;
 use super::pair::{Closing, End, Flavor, Pair};
 use super::ports::{BindOptions, PortTable};
@@ -41,6 +42,8 @@ const RECEIVE_SHARE: usize = 131_072;
 pub struct TcpNetwork {
     /// Bound ports.
     pub ports: PortTable<TcpSocket>,
+    /// Where they reach.
+    scope: Scope,
 }
 
 /// A TCP socket.
@@ -108,7 +111,12 @@ impl Default for TcpNetwork {
 impl TcpNetwork {
     /// Without sockets.
     pub const fn new() -> Self {
-        Self { ports: PortTable::new() }
+        Self::within(Scope::SANDBOX)
+    }
+
+    /// Without sockets, of a namespace.
+    pub const fn within(scope: Scope) -> Self {
+        Self { ports: PortTable::new(), scope }
     }
 
     /// A fresh socket of `family`.
@@ -321,6 +329,7 @@ impl Protocol for TcpSocket {
         if self.bound.get().is_some() || !matches!(&*self.state.borrow_mut(), State::Idle) {
             return Err(Errno::EINVAL);
         }
+        self.network.scope.check_source(endpoint.ip)?;
         if !endpoint.is_local() {
             return Err(Errno::EADDRNOTAVAIL);
         }
@@ -425,6 +434,7 @@ impl Protocol for TcpSocket {
             return Ok(());
         }
         let to = inet(address, self.common.family)?.as_destination();
+        self.network.scope.check_destination(to.ip)?;
         if !to.is_local() {
             return self.connect_outside(to);
         }

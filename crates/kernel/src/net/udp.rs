@@ -11,6 +11,7 @@ use super::departure::Departure;
 use super::groups::{self, Audience};
 use super::inbox::{Datagram, Inbox};
 use super::interfaces::LOOPBACK;
+use super::namespace::Scope;
 use super::option_table::Name;
 use super::options;
 use super::outside::{DNS_PORT, looked_up};
@@ -44,6 +45,8 @@ const DEFAULT_RECEIVE_BUFFER: usize = 212_992;
 pub struct UdpNetwork {
     pub(super) ports: PortTable<UdpSocket>,
     protocol: u32,
+    /// Where they reach.
+    scope: Scope,
 }
 
 /// A UDP socket.
@@ -80,7 +83,12 @@ struct State {
 impl UdpNetwork {
     /// Without sockets, of [`IPPROTO_UDP`] or [`IPPROTO_UDPLITE`].
     pub const fn new(protocol: u32) -> Self {
-        Self { ports: PortTable::new(), protocol }
+        Self::within(protocol, Scope::SANDBOX)
+    }
+
+    /// Without sockets, of a namespace.
+    pub const fn within(protocol: u32, scope: Scope) -> Self {
+        Self { ports: PortTable::new(), protocol, scope }
     }
 
     /// A fresh socket of `family`.
@@ -107,6 +115,7 @@ impl UdpSocket {
             _ => return Err(Errno::EAFNOSUPPORT),
         };
         let endpoint = endpoint.as_destination();
+        self.network.scope.check_destination(endpoint.ip)?;
         match groups::audience(endpoint.ip) {
             Some(Audience::Everybody) if !self.is_on(options::BROADCAST, false) => {
                 return Err(Errno::EACCES);
@@ -307,7 +316,10 @@ impl UdpSocket {
             return self.flows.send(to, &bytes, &self.common.queue);
         }
         let from = match departure.source {
-            Some(ip) => local_source(ip, own)?,
+            Some(ip) => {
+                self.network.scope.check_source(ip).map_err(|_| Errno::EINVAL)?;
+                local_source(ip, own)?
+            }
             // An address of many is none that datagrams come from.
             None if own.ip.is_unspecified() || groups::audience(own.ip).is_some() => {
                 Endpoint { ip: to.ip, ..own }
@@ -363,6 +375,7 @@ impl Protocol for UdpSocket {
         if self.state.get().bound.is_some() {
             return Err(Errno::EINVAL);
         }
+        self.network.scope.check_source(endpoint.ip)?;
         if !endpoint.is_local() && groups::audience(endpoint.ip).is_none() {
             return Err(Errno::EADDRNOTAVAIL);
         }

@@ -15,6 +15,11 @@ pub struct UnixNetwork {
 }
 
 impl UnixNetwork {
+    /// That of another namespace: files are the same, and abstract names are not.
+    pub fn within(&self, namespace: u64) -> Self {
+        Self { names: Arc::new(self.names.within(namespace)) }
+    }
+
     /// A fresh socket.
     pub fn socket(&self, kind: SocketType, inodes: &Arc<InodeNumbers>) -> Arc<dyn Protocol> {
         match kind {

@@ -41,7 +41,8 @@ impl Named {
 enum Key {
     /// Device and inode number.
     File(u64, u64),
-    Abstract(Arc<[u8]>),
+    /// Number of the network namespace, and name.
+    Abstract(u64, Arc<[u8]>),
 }
 
 /// A name that a socket has; given up with [`Names::release`].
@@ -53,17 +54,24 @@ pub struct Binding {
     _path: Option<Path>,
 }
 
-/// All names.
+/// All names, as those in a network namespace see them.
 #[derive(Default)]
 pub struct Names {
-    sockets: KernelCell<BTreeMap<Key, Named>>,
+    sockets: Arc<KernelCell<BTreeMap<Key, Named>>>,
+    /// The number of the namespace; 0 for the first one.
+    namespace: u64,
     next_autobind: KernelCell<u32>,
 }
 
 impl Names {
     /// None.
-    pub const fn new() -> Self {
-        Self { sockets: KernelCell::new(BTreeMap::new()), next_autobind: KernelCell::new(0) }
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The names as those in another namespace see them.
+    pub fn within(&self, namespace: u64) -> Self {
+        Self { sockets: self.sockets.clone(), namespace, next_autobind: KernelCell::default() }
     }
 
     /// Gives a socket an address as its name. Autobind of a socket that has one does nothing.
@@ -98,7 +106,7 @@ impl Names {
             }
             UnixName::Abstract(abstract_name) => Binding {
                 name: name.clone(),
-                key: Key::Abstract(abstract_name.clone()),
+                key: Key::Abstract(self.namespace, abstract_name.clone()),
                 _path: None,
             },
             UnixName::Unnamed => self.autobind(),
@@ -120,7 +128,7 @@ impl Names {
                 *next
             };
             let name: Arc<[u8]> = format!("{number:05x}").into_bytes().into();
-            let key = Key::Abstract(name.clone());
+            let key = Key::Abstract(self.namespace, name.clone());
             if !self.sockets.borrow_mut().get(&key).is_some_and(Named::is_alive) {
                 return Binding { name: UnixName::Abstract(name), key, _path: None };
             }
@@ -139,7 +147,7 @@ impl Names {
     pub fn find(&self, name: &UnixName) -> Result<Named> {
         let key = match name {
             UnixName::Path(path) => file_key(&find_node(path)?),
-            UnixName::Abstract(name) => Key::Abstract(name.clone()),
+            UnixName::Abstract(name) => Key::Abstract(self.namespace, name.clone()),
             UnixName::Unnamed => return Err(Errno::EINVAL),
         };
         self.sockets.borrow_mut().get(&key).cloned().ok_or(Errno::ECONNREFUSED)

@@ -2,6 +2,7 @@
 
 mod cpu;
 mod descriptors;
+mod id_maps;
 mod mem;
 mod memory;
 mod process;
@@ -20,22 +21,25 @@ use alloc::sync::Arc;
 pub use cpu::{cpu_list, cpu_mask};
 pub use system::memory;
 
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::fs::inode::{FileType, FilesystemId, Inode, Link};
 use crate::fs::pseudo::{Directory, Fixed, Item, Kind, Names, Place, SymbolicLink};
 use crate::ipc::sysv::proc_files as sysv;
+use crate::task::pid_namespace::PidNamespace;
 
 /// `PROC_SUPER_MAGIC` (statfs(2)).
 const MAGIC: i64 = 0x9fa0;
 
-/// The root directory.
-pub fn root(filesystem: FilesystemId) -> Arc<dyn Inode> {
+/// The root directory of a file system that shows the processes of a PID namespace.
+pub fn root(filesystem: FilesystemId, namespace: PidNamespace) -> Arc<dyn Inode> {
     let place = Place { filesystem, magic: MAGIC, ino: 1, owner: (0, 0) };
-    Directory::new(place, Root)
+    Directory::new(place, Root { namespace })
 }
 
 /// Names in `/proc`: the fixed ones, then one per process.
-struct Root;
+struct Root {
+    namespace: PidNamespace,
+}
 
 const FIXED: &[Item] = &[
     Item { name: "cgroups", kind: Kind::Text(system::CGROUPS) },
@@ -75,6 +79,26 @@ const TTY: &[Item] = &[
     Item { name: "ldiscs", kind: Kind::Text(system::TTY_DISCIPLINES) },
 ];
 
+/// What a link of the root directory leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Own {
+    Process,
+    Thread,
+}
+
+/// The reader's own directory; `ENOENT` if the namespace does not know it.
+fn own_link(namespace: &PidNamespace, own: Own) -> Result<Link> {
+    let thread = crate::task::current();
+    let pid = thread.process.pid.number_in(namespace);
+    let tid = thread.tid().number_in(namespace);
+    let text = match own {
+        _ if pid == 0 => return Err(Errno::ENOENT),
+        Own::Process => alloc::format!("{pid}"),
+        Own::Thread => alloc::format!("{pid}/task/{tid}"),
+    };
+    Ok(Link::Text(text.into_bytes()))
+}
+
 impl Names for Root {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
         if let Some(found) = Fixed(FIXED).lookup(name, directory)? {
@@ -82,16 +106,15 @@ impl Names for Root {
         }
         let place = directory.below(name);
         match name {
-            b"self" => Ok(Some(SymbolicLink::new(place, || {
-                Ok(Link::Text(
-                    alloc::format!("{}", crate::task::current_process().pid).into_bytes(),
-                ))
-            }))),
-            b"thread-self" => Ok(Some(SymbolicLink::new(place, || {
-                let (pid, tid) = (crate::task::current_process().pid, crate::task::current().tid());
-                Ok(Link::Text(alloc::format!("{pid}/task/{tid}").into_bytes()))
-            }))),
-            name => Ok(process::directory(name, directory)),
+            b"self" => {
+                let namespace = self.namespace.clone();
+                Ok(Some(SymbolicLink::new(place, move || own_link(&namespace, Own::Process))))
+            }
+            b"thread-self" => {
+                let namespace = self.namespace.clone();
+                Ok(Some(SymbolicLink::new(place, move || own_link(&namespace, Own::Thread))))
+            }
+            name => Ok(process::directory(name, directory, &self.namespace)),
         }
     }
 
@@ -99,7 +122,7 @@ impl Names for Root {
         Fixed(FIXED).list(emit)?;
         emit(b"self", FileType::Symlink);
         emit(b"thread-self", FileType::Symlink);
-        process::list(emit);
+        process::list(&self.namespace, emit);
         Ok(())
     }
 }

@@ -5,16 +5,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::descriptors::{DescriptorInfos, Descriptors};
+use super::id_maps::{self, IdMap};
 use super::{memory, settings, status, system, zombie};
 use crate::errno::{Errno, Result};
-use crate::fs::dentry::Dentry;
 use crate::fs::inode::{FileType, Inode, Link};
-use crate::fs::mount::MountNamespace;
-use crate::fs::mount::handle::NamespaceInode;
-use crate::fs::path::Path;
+use crate::fs::nsfs;
 use crate::fs::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
-use crate::state::kernel;
+use crate::state::{Namespace, kernel};
 use crate::task::ids::{Pid, Tid};
+use crate::task::namespace::Kind;
+use crate::task::pid_namespace::PidNamespace;
 use crate::task::{Process, Thread};
 
 /// Parses a process or thread id: decimal, no leading zero.
@@ -67,25 +67,24 @@ fn shown_ids(pid: Pid) -> Vec<Tid> {
     }
 }
 
-/// The directory of a process, if `name` is the id of one.
-pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
-    let pid = Pid::new(parse_id(name)?);
+/// The directory of a process, if `name` is the number of one in a namespace.
+pub fn directory(name: &[u8], parent: &Place, namespace: &PidNamespace) -> Option<Arc<dyn Inode>> {
+    let pid = Pid::new(namespace.id_of(parse_id(name)?));
     let process = process(pid).ok()?;
     let owner = {
         let credentials = process.credentials.borrow_mut();
         (credentials.euid, credentials.egid)
     };
     let place = Place { owner, ..parent.below(name) };
-    Some(Directory::new(
-        place,
-        ProcessNames { pid, tid: pid.main_thread(), kind: DirectoryKind::Process },
-    ))
+    let (tid, namespace) = (pid.main_thread(), namespace.clone());
+    Some(Directory::new(place, ProcessNames { pid, tid, kind: DirectoryKind::Process, namespace }))
 }
 
-/// Emits the ids of all processes.
-pub fn list(emit: &mut dyn FnMut(&[u8], FileType)) {
-    for process in kernel().tasks.all_processes() {
-        emit(alloc::format!("{}", process.pid).as_bytes(), FileType::Directory);
+/// Emits the numbers of all processes in a namespace.
+pub fn list(namespace: &PidNamespace, emit: &mut dyn FnMut(&[u8], FileType)) {
+    for process in namespace.processes_by_number() {
+        let number = process.pid.number_in(namespace);
+        emit(alloc::format!("{number}").as_bytes(), FileType::Directory);
     }
 }
 
@@ -98,11 +97,13 @@ enum DirectoryKind {
     Thread,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct ProcessNames {
     pid: Pid,
     tid: Tid,
     kind: DirectoryKind,
+    /// Whose numbers are shown.
+    namespace: PidNamespace,
 }
 
 /// Makes the content of a file from a thread and its process.
@@ -113,7 +114,6 @@ const FILES: &[(&str, u32, Content)] = &[
     ("auxv", 0o400, |_, process| {
         Ok(bytemuck::cast_slice(&process.auxiliary_vector.borrow_mut()).to_vec())
     }),
-    ("children", 0o444, children),
     ("cmdline", 0o444, |_, process| Ok(process.command_line.borrow_mut().clone())),
     ("coredump_filter", 0o444, |_, _| Ok(b"00000033\n".to_vec())),
     ("environ", 0o400, |_, process| Ok(process.environment.borrow_mut().clone())),
@@ -128,24 +128,25 @@ const FILES: &[(&str, u32, Content)] = &[
     }),
     ("smaps", 0o444, memory::smaps),
     ("smaps_rollup", 0o444, memory::smaps_rollup),
-    ("stat", 0o444, status::stat),
     ("statm", 0o444, memory::statm),
-    ("status", 0o444, status::status),
     ("timerslack_ns", 0o444, |thread, _| {
         Ok(alloc::format!("{}\n", thread.timer_slack.get().current_ns).into_bytes())
     }),
 ];
 
+/// Makes the content of a file with numbers of a namespace.
+type Numbered = fn(&Thread, &Process, &PidNamespace) -> Result<Vec<u8>>;
+
+/// Files that show processes.
+const NUMBERED: &[(&str, Numbered)] =
+    &[("children", children), ("stat", status::stat), ("status", status::status)];
+
 /// Files that are the same for every process, also for one that has ended.
 const CONSTANT: &[(&str, u32, &str)] = &[
     ("cgroup", 0o444, "0::/\n"),
     ("cpuset", 0o444, "/\n"),
-    ("gid_map", 0o444, "         0          0 4294967295\n"),
     ("oom_score", 0o444, "0\n"),
-    ("projid_map", 0o444, "         0          0 4294967295\n"),
     ("schedstat", 0o444, "0 0 0\n"),
-    ("setgroups", 0o444, "allow\n"),
-    ("uid_map", 0o444, "         0          0 4294967295\n"),
     ("wchan", 0o444, "0"),
 ];
 
@@ -182,17 +183,30 @@ impl Names for ProcessNames {
         if let Some(&(known, permissions, content)) =
             FILES.iter().find(|(known, ..)| known.as_bytes() == name)
         {
-            let (names, name) = (*self, known.as_bytes());
+            let (names, checked, name) = (self.clone(), self.clone(), known.as_bytes());
             let generate = move || match names.subject()? {
                 (process, Some(thread)) => content(&thread, &process),
-                (process, None) => zombie::content(name, &process),
+                (process, None) => zombie::content(name, &process, &names.namespace),
             };
-            let check = move || match names.subject() {
+            let check = move || match checked.subject() {
                 Ok((_, None)) => zombie::check(name),
                 _ => Ok(()),
             };
             let (generate, check) = (Arc::new(generate), Arc::new(check));
             return Ok(Some(Generated::checked(place, permissions, generate, check)));
+        }
+        if let Some(&(known, content)) = NUMBERED.iter().find(|(known, _)| known.as_bytes() == name)
+        {
+            let (names, name) = (self.clone(), known.as_bytes());
+            return Ok(Some(Generated::read_only(place, move || match names.subject()? {
+                (process, Some(thread)) => content(&thread, &process, &names.namespace),
+                (process, None) => zombie::content(name, &process, &names.namespace),
+            })));
+        }
+        if let Some(&(_, subject)) =
+            id_maps::NAMES.iter().find(|(known, _)| known.as_bytes() == name)
+        {
+            return Ok(Some(Arc::new(IdMap { place, pid, subject })));
         }
         let inode: Arc<dyn Inode> = match name {
             b"exe" => SymbolicLink::new(place, move || {
@@ -209,7 +223,9 @@ impl Names for ProcessNames {
             b"net" => Directory::new(place, Fixed(settings::NET)),
             b"ns" => Directory::new(place, Namespaces { pid }),
             b"mem" => super::mem::inode(place, pid),
-            b"task" if self.kind == DirectoryKind::Process => Directory::new(place, Tasks { pid }),
+            b"task" if self.kind == DirectoryKind::Process => {
+                Directory::new(place, Tasks { pid, namespace: self.namespace.clone() })
+            }
             b"comm" => Generated::new(
                 place,
                 0o644,
@@ -237,7 +253,9 @@ impl Names for ProcessNames {
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
         FILES.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
+        NUMBERED.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
         CONSTANT.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
+        id_maps::NAMES.iter().for_each(|(name, _)| emit(name.as_bytes(), FileType::Regular));
         SETTINGS.iter().for_each(|name| emit(name.as_bytes(), FileType::Regular));
         LINKS.iter().for_each(|name| emit(name.as_bytes(), FileType::Symlink));
         DIRECTORIES.iter().for_each(|name| emit(name.as_bytes(), FileType::Directory));
@@ -253,28 +271,28 @@ impl Names for ProcessNames {
 }
 
 /// Ids of the children of a process, as `task/TID/children` shows them.
-fn children(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
+fn children(thread: &Thread, process: &Process, namespace: &PidNamespace) -> Result<Vec<u8>> {
     if thread.tid() != process.pid.main_thread() {
         return Ok(Vec::new());
     }
     let all = kernel().tasks.all_processes();
     let own = all.iter().filter(|child| child.parent_pid() == Some(process.pid));
-    Ok(own.flat_map(|child| alloc::format!("{} ", child.pid).into_bytes()).collect())
+    let numbers = own.map(|child| child.pid.number_in(namespace));
+    Ok(numbers.flat_map(|number| alloc::format!("{number} ").into_bytes()).collect())
 }
 
-/// Namespaces by name, with the inode numbers of the first ones of their kind
-/// (include/linux/proc_ns.h): every process of a sandbox is in the same, but for mounts.
-const NAMESPACES: &[(&str, u64)] = &[
-    ("cgroup", 0xeffffffb),
-    ("ipc", 0xefffffff),
-    ("mnt", 0xeffffff8),
-    ("net", 0xeffffff9),
-    ("pid", 0xeffffffc),
-    ("pid_for_children", 0xeffffffc),
-    ("time", 0xeffffffa),
-    ("time_for_children", 0xeffffffa),
-    ("user", 0xeffffffd),
-    ("uts", 0xeffffffe),
+/// Names in `/proc/PID/ns`.
+const NAMESPACES: [(&str, Kind); 10] = [
+    ("cgroup", Kind::Cgroup),
+    ("ipc", Kind::Ipc),
+    ("mnt", Kind::Mounts),
+    ("net", Kind::Net),
+    ("pid", Kind::Pid),
+    ("pid_for_children", Kind::Pid),
+    ("time", Kind::Time),
+    ("time_for_children", Kind::Time),
+    ("user", Kind::User),
+    ("uts", Kind::Uts),
 ];
 
 /// `/proc/PID/ns` (namespaces(7)).
@@ -282,38 +300,19 @@ struct Namespaces {
     pid: Pid,
 }
 
-/// The inode number of a tree of mounts: the first one has that of Linux.
-fn mounts_ino(namespace: &MountNamespace) -> u64 {
-    const FIRST: u64 = 0xeffffff8;
-    const OTHERS: u64 = 0xf0000000;
-    if namespace.number == 1 { FIRST } else { OTHERS + namespace.number }
-}
-
-/// What `/proc/PID/ns/mnt` leads to.
-fn mounts_link(pid: Pid, place: Place) -> Result<Link> {
-    let namespace = living(pid)?.fs().borrow_mut().namespace.clone();
-    let ino = mounts_ino(&namespace);
-    let shown = alloc::format!("mnt:[{ino}]");
-    let file = Arc::new(NamespaceInode { place: Place { ino, ..place }, namespace });
-    Ok(Link::Magic(Path::anonymous(Dentry::anonymous(file, shown.as_bytes()))))
-}
-
 impl Names for Namespaces {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
-        let Some(&(name, ino)) = NAMESPACES.iter().find(|(known, _)| known.as_bytes() == name)
-        else {
+        let Some(&(_, kind)) = NAMESPACES.iter().find(|(known, _)| known.as_bytes() == name) else {
             return Ok(None);
         };
-        let kind = name.trim_end_matches("_for_children");
-        let place = directory.below(name.as_bytes());
-        if name == "mnt" {
-            let pid = self.pid;
-            return Ok(Some(SymbolicLink::new(place, move || mounts_link(pid, place))));
-        }
-        Ok(Some(SymbolicLink::new(place, move || {
-            let shown = alloc::format!("{kind}:[{ino}]");
-            let file = Generated::read_only(Place { ino, ..place }, || Err(Errno::EINVAL));
-            Ok(Link::Magic(Path::anonymous(Dentry::anonymous(file, shown.as_bytes()))))
+        let (pid, is_of_children) = (self.pid, name == b"pid_for_children");
+        Ok(Some(SymbolicLink::new(directory.below(name), move || {
+            let process = living(pid)?;
+            let namespace = match is_of_children {
+                true => Namespace::of_children(&process).ok_or(Errno::ENOENT)?,
+                false => Namespace::of(&process, kind),
+            };
+            Ok(Link::Magic(nsfs::path(namespace)))
         })))
     }
 
@@ -345,21 +344,23 @@ fn set_oom_score_adj(pid: Pid, text: &[u8]) -> Result<()> {
 /// `/proc/PID/task`.
 struct Tasks {
     pid: Pid,
+    namespace: PidNamespace,
 }
 
 impl Names for Tasks {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
-        let Some(tid) = parse_id(name).map(Tid::new) else { return Ok(None) };
+        let Some(number) = parse_id(name) else { return Ok(None) };
+        let (tid, namespace) = (Tid::new(self.namespace.id_of(number)), self.namespace.clone());
         if !shown_ids(self.pid).contains(&tid) {
             return Ok(None);
         }
-        let names = ProcessNames { pid: self.pid, tid, kind: DirectoryKind::Thread };
+        let names = ProcessNames { pid: self.pid, tid, kind: DirectoryKind::Thread, namespace };
         Ok(Some(Directory::new(directory.below(name), names)))
     }
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
         for tid in shown_ids(self.pid) {
-            let name: String = alloc::format!("{tid}");
+            let name: String = alloc::format!("{}", tid.number_in(&self.namespace));
             emit(name.as_bytes(), FileType::Directory);
         }
         Ok(())

@@ -19,15 +19,35 @@ use crate::net::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::net::{proc_counters, proc_files};
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
+use crate::task::namespace::NAMESPACES_MAX;
 use crate::task::seccomp::{ACTION_NAMES, LOGGED_NAMES};
+use crate::task::uts::UtsNamespace;
+use crate::task::{Capabilities, current_process};
 
 /// `/proc/sys`.
 pub(super) const SYS: &[Item] = &[
     directory("fs", FS),
     directory("kernel", KERNEL),
     directory("net", SYS_NET),
+    directory("user", USER),
     directory("vm", VM),
 ];
+
+/// `namespace::NAMESPACES_MAX` for each kind; none of process ids and of time can be made.
+const USER: &[Item] = &[
+    bound("max_cgroup_namespaces", namespaces_max),
+    bound("max_ipc_namespaces", namespaces_max),
+    bound("max_mnt_namespaces", namespaces_max),
+    bound("max_net_namespaces", namespaces_max),
+    setting("max_pid_namespaces", "0\n"),
+    setting("max_time_namespaces", "0\n"),
+    bound("max_user_namespaces", namespaces_max),
+    bound("max_uts_namespaces", namespaces_max),
+];
+
+fn namespaces_max() -> Result<Vec<u8>> {
+    Ok(format!("{NAMESPACES_MAX}\n").into_bytes())
+}
 
 const KERNEL: &[Item] = &[
     text("cap_last_cap", "40\n"),
@@ -196,23 +216,43 @@ pub(super) fn uuid(mut random: [u8; 16]) -> Vec<u8> {
     text.into_bytes()
 }
 
+/// The names of the machine, as the caller has them.
+fn own_names() -> Arc<UtsNamespace> {
+    current_process().namespaces().uts.clone()
+}
+
+/// `EPERM` for those who have the ids of the superuser and are in a user namespace that has no
+/// capability over these names.
+fn check_may_name(names: &UtsNamespace) -> Result<()> {
+    let process = current_process();
+    let credentials = process.credentials.borrow_mut();
+    match credentials.user_namespace.is_initial() {
+        true => Ok(()),
+        false => credentials.require_in(names.common.owner(), Capabilities::SYS_ADMIN),
+    }
+}
+
 fn hostname() -> Result<Vec<u8>> {
-    let mut name = kernel().hostname.borrow_mut().clone();
+    let mut name = own_names().hostname.borrow_mut().clone();
     name.push(b'\n');
     Ok(name)
 }
 
 fn set_hostname(text: &[u8]) -> Result<()> {
-    *kernel().hostname.borrow_mut() = name_in(text)?;
+    let names = own_names();
+    check_may_name(&names)?;
+    *names.hostname.borrow_mut() = name_in(text)?;
     Ok(())
 }
 
 fn domainname() -> Result<Vec<u8>> {
-    Ok([&*kernel().shown_domainname(), b"\n"].concat())
+    Ok([&*own_names().shown_domainname(), b"\n"].concat())
 }
 
 fn set_domainname(text: &[u8]) -> Result<()> {
-    *kernel().domainname.borrow_mut() = Some(name_in(text)?);
+    let names = own_names();
+    check_may_name(&names)?;
+    *names.domainname.borrow_mut() = Some(name_in(text)?);
     Ok(())
 }
 

@@ -13,11 +13,12 @@ use crate::errno::Result;
 use crate::state::kernel;
 use crate::task::Credentials;
 use crate::task::ids::Tid;
+use crate::task::pid_namespace::PidNamespace;
 use crate::task::process::{Life, RLIM_INFINITY};
 use crate::task::sched_attributes::{Scheduling, present_cpus};
 use crate::task::scheduler::RunState;
 use crate::task::signal::{Action, set_of};
-use crate::task::{Process, Thread};
+use crate::task::{Process, Thread, current_process};
 
 /// Clock ticks in a second (`sysconf(_SC_CLK_TCK)`).
 const TICKS_PER_SECOND: u64 = 100;
@@ -43,8 +44,8 @@ pub(super) struct Subject<'a> {
     pub cpu_ns: u64,
     pub threads: usize,
     pub sets: SignalSets,
-    /// The number of the thread that traces it, or 0.
-    pub tracer: u32,
+    /// The thread that traces it.
+    pub tracer: Option<Tid>,
     /// Mode and number of its filters (seccomp(2)).
     pub seccomp: (u8, u32),
     /// Its memory; `None` if it has none any more.
@@ -63,7 +64,7 @@ impl<'a> Subject<'a> {
             cpu_ns: if is_main { process.cpu_ns() } else { thread.cpu_ns() },
             threads: thread_ids(process.pid).len(),
             sets: SignalSets::of(thread, process),
-            tracer: thread.tracee.tracing_thread().map_or(0, Tid::number),
+            tracer: thread.tracee.tracing_thread(),
             seccomp: thread.seccomp.borrow_mut().shown(),
             memory: Some(Totals::of(process)),
         }
@@ -140,19 +141,27 @@ impl SignalSets {
 }
 
 /// `status`.
-pub(super) fn status(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
-    Ok(status_of(&Subject::of(thread, process)))
+pub(super) fn status(
+    thread: &Thread,
+    process: &Process,
+    namespace: &PidNamespace,
+) -> Result<Vec<u8>> {
+    Ok(status_of(&Subject::of(thread, process), namespace))
 }
 
-/// The text of `status`.
-pub(super) fn status_of(subject: &Subject<'_>) -> Vec<u8> {
+/// The text of `status`, with numbers of a namespace.
+pub(super) fn status_of(subject: &Subject<'_>, namespace: &PidNamespace) -> Vec<u8> {
     let mut text = String::new();
     // Writing to a string cannot fail.
-    let _ = write_status(&mut text, subject);
+    let _ = write_status(&mut text, subject, namespace);
     text.into_bytes()
 }
 
-fn write_status(text: &mut String, subject: &Subject<'_>) -> core::fmt::Result {
+fn write_status(
+    text: &mut String,
+    subject: &Subject<'_>,
+    namespace: &PidNamespace,
+) -> core::fmt::Result {
     let (letter, word) = subject.state;
     let process = subject.process;
     let credentials = process.credentials.borrow_mut().clone();
@@ -161,10 +170,15 @@ fn write_status(text: &mut String, subject: &Subject<'_>) -> core::fmt::Result {
         writeln!(text, "Umask:\t{:04o}", process.fs().borrow_mut().umask)?;
     }
     writeln!(text, "State:\t{letter} ({word})")?;
-    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, subject.tid)?;
-    writeln!(text, "PPid:\t{}\nTracerPid:\t{}", process.parent_number(), subject.tracer)?;
+    let (pid, tid) = (process.pid.number_in(namespace), subject.tid.number_in(namespace));
+    writeln!(text, "Tgid:\t{pid}\nNgid:\t0\nPid:\t{tid}")?;
+    let tracer = subject.tracer.map_or(0, |tid| tid.number_in(namespace));
+    writeln!(text, "PPid:\t{}\nTracerPid:\t{tracer}", process.parent_number(namespace))?;
+    let reader = current_process().credentials.borrow_mut().user_namespace.clone();
     let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups, .. } =
         credentials;
+    let [uid, euid, suid, fsuid] = [uid, euid, suid, fsuid].map(|id| reader.shown_user(id));
+    let [gid, egid, sgid, fsgid] = [gid, egid, sgid, fsgid].map(|id| reader.shown_group(id));
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
     writeln!(text, "Gid:\t{gid}\t{egid}\t{sgid}\t{fsgid}")?;
     let slots = match subject.memory {
@@ -174,13 +188,24 @@ fn write_status(text: &mut String, subject: &Subject<'_>) -> core::fmt::Result {
     writeln!(text, "FDSize:\t{slots}")?;
     text.push_str("Groups:\t");
     for group in groups {
-        write!(text, "{group} ")?;
+        write!(text, "{} ", reader.shown_group(*group))?;
     }
     if groups.is_empty() {
         text.push(' ');
     }
-    writeln!(text, "\nNStgid:\t{0}\nNSpid:\t{1}", process.pid, subject.tid)?;
-    writeln!(text, "NSpgid:\t{}\nNSsid:\t{}", process.process_group(), process.session())?;
+    text.push('\n');
+    for (name, id) in [
+        ("NStgid", process.pid.number()),
+        ("NSpid", subject.tid.number()),
+        ("NSpgid", process.process_group().number()),
+        ("NSsid", process.session().number()),
+    ] {
+        write!(text, "{name}:")?;
+        for number in namespace.numbers_down_to(&process.pid_namespace, id) {
+            write!(text, "\t{number}")?;
+        }
+        text.push('\n');
+    }
     if let Some(totals) = &subject.memory {
         write_memory(text, totals)?;
     }
@@ -250,12 +275,16 @@ fn write_capabilities(text: &mut String, credentials: &Credentials) -> core::fmt
 }
 
 /// `stat`.
-pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
-    Ok(stat_of(&Subject::of(thread, process)))
+pub(super) fn stat(
+    thread: &Thread,
+    process: &Process,
+    namespace: &PidNamespace,
+) -> Result<Vec<u8>> {
+    Ok(stat_of(&Subject::of(thread, process), namespace))
 }
 
 /// The text of `stat`: 52 fields in one line (proc_pid_stat(5)).
-pub(super) fn stat_of(subject: &Subject<'_>) -> Vec<u8> {
+pub(super) fn stat_of(subject: &Subject<'_>, namespace: &PidNamespace) -> Vec<u8> {
     let Subject { process, sets, scheduling, memory, .. } = subject;
     let (size, resident) =
         memory.as_ref().map_or((0, 0), |totals| (totals.size, totals.resident / 4096));
@@ -267,15 +296,15 @@ pub(super) fn stat_of(subject: &Subject<'_>) -> Vec<u8> {
         None => RLIM_INFINITY,
     };
     let terminals = &kernel().fs.terminals;
-    let (terminal, foreground) = terminals.numbers_of(process.pid, process.session());
+    let (terminal, foreground) = terminals.numbers_of(process, namespace);
     let head = format!(
         "{} ({}) {} {} {} {} {terminal} {foreground} 4194304 0 0 0 0 {spent} 0 {children} 0 {} {} {} 0 {start} {size} {resident} {limit}",
-        subject.tid,
+        subject.tid.number_in(namespace),
         subject.name,
         subject.state.0,
-        process.parent_number(),
-        process.process_group(),
-        process.session(),
+        process.parent_number(namespace),
+        process.process_group().number_in(namespace),
+        process.session().number_in(namespace),
         scheduling.shown_priority(),
         scheduling.nice,
         subject.threads,

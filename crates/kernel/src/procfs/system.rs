@@ -41,7 +41,7 @@ pub(super) fn locks() -> Result<Vec<u8>> {
         number += 1;
         let (kind, pid) = match (family, held.owner) {
             (Family::Flock, _) => ("FLOCK ", -1),
-            (Family::Record, Owner::Process(pid)) => ("POSIX ", pid.number() as i32),
+            (Family::Record, Owner::Process(pid)) => ("POSIX ", pid.for_caller() as i32),
             (Family::Record, Owner::Description(_)) => ("OFDLCK", -1),
         };
         let mode = if held.kind == LockKind::Write { "WRITE" } else { "READ " };

@@ -95,7 +95,9 @@ fn a_zombie_keeps_its_name_its_owner_and_its_cpu_time() {
     process.remains.set(Remains { name, ..Default::default() });
     process.ended_cpu_ns.store(2_340_000_000, Relaxed);
     process.life.set(Life::Zombie(ExitStatus::Exited(7)));
-    let text = |file: &[u8]| String::from_utf8(zombie::content(file, &process).unwrap()).unwrap();
+    let text = |file: &[u8]| {
+        String::from_utf8(zombie::content(file, &process, &Default::default()).unwrap()).unwrap()
+    };
     let stat = text(b"stat");
     assert_eq!(stat.split(' ').count(), 52, "{stat}");
     assert!(stat.starts_with("1 (foo.sh) Z 0 "), "{stat}");
@@ -108,7 +110,7 @@ fn a_zombie_keeps_its_name_its_owner_and_its_cpu_time() {
     assert_eq!(text(b"limits").into_bytes(), status::limits(&process).unwrap());
     assert!(text(b"io").contains("read_bytes: 0") && text(b"maps").is_empty());
     assert_eq!(zombie::check(b"smaps_rollup"), Err(Errno::ESRCH));
-    assert_eq!(zombie::content(b"mounts", &process), Err(Errno::EINVAL));
+    assert_eq!(zombie::content(b"mounts", &process, &Default::default()), Err(Errno::EINVAL));
     assert_eq!(zombie::name_line(&process), b"foo.sh\n");
 }
 

@@ -7,13 +7,14 @@ use alloc::vec::Vec;
 use super::status::{self, SignalSets, Subject};
 use crate::errno::{Errno, Result};
 use crate::task::Process;
+use crate::task::pid_namespace::PidNamespace;
 
 /// The content of a file, as Linux shows it.
-pub(super) fn content(file: &[u8], process: &Process) -> Result<Vec<u8>> {
+pub(super) fn content(file: &[u8], process: &Process, namespace: &PidNamespace) -> Result<Vec<u8>> {
     check(file)?;
     let text: &[u8] = match file {
-        b"stat" => return Ok(status::stat_of(&subject(process))),
-        b"status" => return Ok(status::status_of(&subject(process))),
+        b"stat" => return Ok(status::stat_of(&subject(process), namespace)),
+        b"status" => return Ok(status::status_of(&subject(process), namespace)),
         b"io" => return status::io(process),
         b"limits" => return status::limits(process),
         b"statm" => b"0 0 0 0 0 0 0\n",
@@ -51,7 +52,7 @@ fn subject(process: &Process) -> Subject<'_> {
         cpu_ns: process.cpu_ns(),
         threads: 1,
         sets: SignalSets::of_process(process, remains.blocked),
-        tracer: 0,
+        tracer: None,
         seccomp: remains.seccomp,
         memory: None,
     }

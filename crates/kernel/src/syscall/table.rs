@@ -30,9 +30,8 @@ const NOT_SCHEDULED: &str = "kept, inherited and given back, but not scheduled b
 /// What mount(2) lacks.
 const MOUNTS: &str = "tmpfs, ramfs, proc, sysfs, cgroup2, devpts, devtmpfs; nothing is propagated: no MS_SHARED (EINVAL); nothing is mounted in a directory of a process in /proc (ENOENT)";
 
-/// What clone(2) refuses.
-const NO_NAMESPACES: &str =
-    "no new namespaces but those of mounts (EPERM); processes do not share signal handlers";
+/// What clone(2) lacks.
+const CLONE_GAPS: &str = "processes do not share signal handlers";
 
 /// A row: number, handler, support. A call has the name of its handler, or that before the
 /// `=`.
@@ -339,7 +338,7 @@ pub const ENTRIES: &[Entry] = &[
     call!(39, tasks::getpid, Full),
     call!(59, tasks::execve, Full),
     call!(60, tasks::exit, Full),
-    call!(56, tasks::clone::clone, Partial(NO_NAMESPACES)),
+    call!(56, tasks::clone::clone, Partial(CLONE_GAPS)),
     call!(57, tasks::clone::fork, Full),
     call!(58, tasks::clone::vfork, Full),
     call!(61, tasks::wait4, Partial("usage as getrusage")),
@@ -445,12 +444,12 @@ pub const ENTRIES: &[Entry] = &[
     call!(247, tasks::waitid, Partial("usage as getrusage")),
     call!(
         272,
-        tasks::clone::unshare,
+        tasks::namespaces::unshare,
         Partial(
-            "no new namespaces but those of mounts (EPERM); one thread of several cannot leave files and directories"
+            "no new namespaces of time (EPERM); one thread of several cannot leave files, directories and namespaces"
         )
     ),
-    call!(308, tasks::clone::setns, Partial("trees of mounts alone: EINVAL for other namespaces")),
+    call!(308, tasks::namespaces::setns, Partial("EINVAL for one thread of several")),
     call!(273, tasks::set_robust_list, Full),
     call!(274, tasks::get_robust_list, Full),
     call!(302, tasks::prlimit64, Full),
@@ -479,7 +478,7 @@ pub const ENTRIES: &[Entry] = &[
     call!(424, tasks::pidfd::pidfd_send_signal, Full),
     call!(434, tasks::pidfd::pidfd_open, Full),
     call!(438, tasks::pidfd::pidfd_getfd, Full),
-    call!(435, tasks::clone::clone3, Partial(NO_NAMESPACES)),
+    call!(435, tasks::clone::clone3, Partial(CLONE_GAPS)),
     call!(324, tasks::membarrier, Full),
     row(
         334,

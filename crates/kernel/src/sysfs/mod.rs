@@ -219,6 +219,11 @@ impl Names for Topology {
 }
 
 /// Control group limits: those of the sandbox.
+/// A number in a line; 0 is a process or thread that the reader does not see.
+fn id_line(number: u32) -> Vec<u8> {
+    if number == 0 { Vec::new() } else { format!("{number}\n").into_bytes() }
+}
+
 const CGROUP: &[Item] = &[
     text("cgroup.controllers", "cpuset cpu memory pids\n"),
     text("cgroup.events", "populated 1\nfrozen 0\n"),
@@ -227,13 +232,13 @@ const CGROUP: &[Item] = &[
     text("cgroup.max.descendants", "max\n"),
     file("cgroup.procs", || {
         let processes = crate::state::kernel().tasks.all_processes();
-        Ok(processes.iter().flat_map(|it| format!("{}\n", it.pid).into_bytes()).collect())
+        Ok(processes.iter().flat_map(|it| id_line(it.pid.for_caller())).collect())
     }),
     text("cgroup.stat", "nr_descendants 0\nnr_dying_descendants 0\n"),
     text("cgroup.subtree_control", "\n"),
     file("cgroup.threads", || {
         let threads = kernel().tasks.threads.borrow_mut();
-        Ok(threads.keys().flat_map(|tid| format!("{tid}\n").into_bytes()).collect())
+        Ok(threads.keys().flat_map(|tid| id_line(tid.for_caller())).collect())
     }),
     text("cgroup.type", "domain\n"),
     // A quota in microseconds per period.

@@ -5,19 +5,21 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use bitflags::bitflags;
 
+use super::pid_namespace::{self, Admission, PidNamespace};
 use super::process::{PID_MAX, Process, RLIMIT_NPROC, Resources, Shares, Sharing};
 use super::ptrace::Event;
 use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
 use super::thread::{Thread, current};
 use super::timers::cpu_limit;
+use super::user_namespace::UserNamespace;
 use super::wait::wait_uninterruptibly;
-use super::{Capabilities, host_process, ptrace, scheduler, seccomp};
+use super::{Capabilities, Credentials, host_process, ptrace, scheduler, seccomp};
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
 use crate::platform::registers::{RETURN_FULL, TRAP_FLAG};
 use crate::platform::user::UserAddress;
-use crate::state::kernel;
+use crate::state::{ProcessFiles, kernel};
 use crate::task::ids::{Pid, Tid};
 
 bitflags! {
@@ -79,8 +81,9 @@ bitflags! {
     }
 }
 
-/// New namespaces that need privileges that no guest has: all but those of mounts.
-pub const NAMESPACES: CloneFlags = CloneFlags::NEWCGROUP
+/// New namespaces of all kinds.
+pub const NAMESPACES: CloneFlags = CloneFlags::NEWNS
+    .union(CloneFlags::NEWCGROUP)
     .union(CloneFlags::NEWUTS)
     .union(CloneFlags::NEWIPC)
     .union(CloneFlags::NEWUSER)
@@ -118,28 +121,29 @@ impl Request {
 
     fn check(&self) -> Result<()> {
         let has = |flags| self.flags.contains(flags);
-        let new_mounts = has(CloneFlags::NEWNS);
         if has(CloneFlags::NEWNS | CloneFlags::FS) || has(CloneFlags::NEWUSER | CloneFlags::FS) {
             return Err(Errno::EINVAL);
         }
-        if new_mounts {
-            current().process.credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
-        }
         if self.flags.intersects(NAMESPACES) {
-            return Err(Errno::EPERM);
+            check_may_make(self.flags)?;
         }
         let thread_without_signals = has(CloneFlags::THREAD) && !has(CloneFlags::SIGHAND);
         let signals_without_memory = has(CloneFlags::SIGHAND) && !has(CloneFlags::VM);
+        let process = &current().process;
+        let is_init = process.pid == super::process::FIRST_PID || process.leads_pid_namespace();
+        let is_between_pid_namespaces =
+            !process.pid_namespace_for_children.borrow_mut().is(&process.pid_namespace);
         // Signal actions are shared by the threads of a process only.
         let signals_between_processes = has(CloneFlags::SIGHAND) && !has(CloneFlags::THREAD);
         if thread_without_signals
             || signals_without_memory
             || signals_between_processes
             || has(CloneFlags::PIDFD | CloneFlags::THREAD)
-            // All threads of a process have one tree of mounts.
-            || new_mounts && has(CloneFlags::THREAD)
+            // All threads of a process have the same namespaces.
+            || has(CloneFlags::THREAD) && self.flags.intersects(NAMESPACES)
             || has(CloneFlags::SETTLS) && self.tls >= thaw_abi::layout::GUEST_MAX
-            || has(CloneFlags::PARENT) && current().process.pid == super::process::FIRST_PID
+            || has(CloneFlags::PARENT) && is_init
+            || has(CloneFlags::THREAD) && is_between_pid_namespaces
         {
             return Err(Errno::EINVAL);
         }
@@ -154,6 +158,11 @@ pub struct NewTask {
     flags: CloneFlags,
     /// What the maker's tracer hears of it.
     event: Option<Event>,
+    /// Its number as the maker sees it. It may have ended, and have none any more, before the maker goes on.
+    number: u32,
+    /// The same as the maker's tracer sees it.
+    number_for_tracer: u64,
+    admission: Admission,
     is_known: bool,
 }
 
@@ -172,20 +181,34 @@ impl NewTask {
             return Err(Errno::EAGAIN);
         }
         let tid = tasks.new_id();
-        let process = if request.flags.contains(CloneFlags::THREAD) {
-            maker.clone()
-        } else if Machine::may_fork() {
-            new_process(request, tid.process())?
-        } else {
+        let is_thread = request.flags.contains(CloneFlags::THREAD);
+        let credentials =
+            (!is_thread).then(|| credentials_for(maker, request.flags)).transpose()?;
+        let pid_namespace = pid_namespace_of(request, credentials.as_ref())?;
+        let admission = Admission::new(&pid_namespace, tid)?;
+        let process = match credentials {
+            None => maker.clone(),
+            Some(credentials) if Machine::may_fork() => {
+                new_process(request, tid.process(), pid_namespace, credentials)?
+            }
             // As at the limit of processes: that is what it is.
-            return Err(Errno::EAGAIN);
+            Some(_) => return Err(Errno::EAGAIN),
         };
         let thread = new_thread(request, tid, process);
         let event = ptrace::events::of_clone(request.flags, request.exit_signal);
         if event.is_some() || request.flags.contains(CloneFlags::PTRACE) {
             ptrace::events::inherit(&thread);
         }
-        Ok(Self { thread, flags: request.flags, event, is_known: false })
+        let (number, number_for_tracer) = (tid.for_caller(), ptrace::events::for_tracer(tid));
+        Ok(Self {
+            thread,
+            flags: request.flags,
+            event,
+            number,
+            number_for_tracer,
+            admission,
+            is_known: false,
+        })
     }
 
     /// The thread's process.
@@ -208,6 +231,7 @@ impl NewTask {
             host_process::fork(self.process().mm(), &self.thread)?;
         }
         self.is_known = true;
+        self.admission.confirm();
         Ok(PublishedTask(self))
     }
 }
@@ -229,19 +253,18 @@ impl Drop for NewTask {
 pub struct PublishedTask(NewTask);
 
 impl PublishedTask {
-    /// Its id.
-    pub fn tid(&self) -> Tid {
-        self.0.thread.tid()
+    /// Its number as the maker sees it.
+    pub fn number(&self) -> u32 {
+        self.0.number
     }
 
-    /// Has the thread run, and waits until it gives borrowed memory back (vfork(2)); its id.
-    pub fn start(self) -> Tid {
-        let tid = self.tid();
+    /// Has the thread run, and waits until it gives borrowed memory back (vfork(2)); its number.
+    pub fn start(self) -> u32 {
         if self.0.shares_memory() {
             scheduler::start(&self.0.thread);
         }
         if let Some(event) = self.0.event {
-            ptrace::events::report(event, tid.number().into());
+            ptrace::events::report(event, self.0.number_for_tracer);
         }
         // A thread has nothing of its own to give back.
         if self.0.flags.contains(CloneFlags::VFORK) && !self.0.flags.contains(CloneFlags::THREAD) {
@@ -249,9 +272,9 @@ impl PublishedTask {
             let _: Result<()> = wait_uninterruptibly(&child.released, || {
                 (!child.borrows_memory.get()).then_some(Ok(()))
             });
-            ptrace::events::report(Event::VforkDone, tid.number().into());
+            ptrace::events::report(Event::VforkDone, self.0.number_for_tracer);
         }
-        tid
+        self.number()
     }
 }
 
@@ -263,10 +286,27 @@ pub(super) fn publish(thread: &Arc<Thread>) {
     tasks.threads.borrow_mut().insert(thread.tid(), thread.clone());
     tasks.processes.borrow_mut().entry(process.pid).or_insert_with(|| process.clone());
     tasks.usage.forked();
+    pid_namespace::thread_is_known(thread);
+}
+
+/// Where a new thread has a number, or a new process with these credentials.
+fn pid_namespace_of(request: &Request, new: Option<&Credentials>) -> Result<PidNamespace> {
+    let maker = &current().process;
+    if request.flags.contains(CloneFlags::NEWPID)
+        && let Some(credentials) = new
+    {
+        return maker.new_pid_namespace(&credentials.user_namespace);
+    }
+    Ok(maker.pid_namespace_for_children.borrow_mut().clone())
 }
 
 /// A process that nobody knows yet, and without threads.
-fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
+fn new_process(
+    request: &Request,
+    pid: Pid,
+    pid_namespace: PidNamespace,
+    credentials: Credentials,
+) -> Result<Arc<Process>> {
     let maker = &current().process;
     let has = |flags| request.flags.contains(flags);
     let mm = if has(CloneFlags::VM) {
@@ -277,25 +317,62 @@ fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     };
     let sharing = Sharing { descriptors: has(CloneFlags::FILES), directories: has(CloneFlags::FS) };
     let resources = maker.for_child(sharing);
-    if has(CloneFlags::NEWNS)
-        && let Err(error) = resources.unshare_mounts()
-    {
+    if let Err(error) = separate(&resources, &credentials, request.flags) {
         resources.release();
         return Err(error);
     }
-    let shares = Shares { mm, resources, borrows_memory: has(CloneFlags::VFORK) };
+    let borrows_memory = has(CloneFlags::VFORK);
+    let shares = Shares { mm, resources, borrows_memory, pid_namespace };
     let (parent, exit_signal) = if has(CloneFlags::PARENT) {
         (maker.parent_pid(), maker.family.get().exit_signal)
     } else {
         (Some(maker.pid), request.exit_signal)
     };
     let child = maker.child(pid, parent, exit_signal, shares);
+    *child.credentials.borrow_mut() = credentials;
     if has(CloneFlags::CLEAR_SIGHAND) {
         child.signals.borrow_mut().reset_handlers();
     }
     let child = Arc::new(child);
     cpu_limit::watch(&child);
     Ok(child)
+}
+
+/// Gives a new process, which has its maker's resources, the namespaces of its own that it is to have.
+fn separate(resources: &ProcessFiles, credentials: &Credentials, flags: CloneFlags) -> Result<()> {
+    if !flags.intersects(NAMESPACES) {
+        return Ok(());
+    }
+    let owner = &credentials.user_namespace;
+    let namespaces = resources.namespaces().unshared(flags, owner)?;
+    if flags.contains(CloneFlags::NEWNS) {
+        resources.set_fs(resources.copied_mounts(owner)?);
+    }
+    resources.set_namespaces(Arc::new(namespaces));
+    Ok(())
+}
+
+/// The credentials of a process in a new user namespace, if `flags` ask for one; else those that it has.
+/// `EPERM`: its root directory is not that of its tree of mounts, of which it would see more.
+pub(super) fn credentials_for(process: &Process, flags: CloneFlags) -> Result<Credentials> {
+    let own = process.credentials.borrow_mut().clone();
+    if !flags.contains(CloneFlags::NEWUSER) {
+        return Ok(own);
+    }
+    if !process.with_fs(|fs| fs.root.is(&fs.namespace.root())) {
+        return Err(Errno::EPERM);
+    }
+    let users = UserNamespace::create(&own)?;
+    Ok(own.in_namespace(users))
+}
+
+/// `EPERM` unless the caller may make namespaces of the kinds that `flags` name.
+pub(super) fn check_may_make(flags: CloneFlags) -> Result<()> {
+    // In new users, the caller has all capabilities.
+    if flags.contains(CloneFlags::NEWUSER) {
+        return Ok(());
+    }
+    current().process.credentials.borrow_mut().require_in_own(Capabilities::SYS_ADMIN)
 }
 
 /// Whether the user of a process has as many threads as `RLIMIT_NPROC` allows. Root and those who may

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use bitflags::bitflags;
 
+use super::user_namespace::UserNamespace;
 use crate::errno::{Errno, Result};
 
 bitflags! {
@@ -34,6 +35,8 @@ bitflags! {
         const SETPCAP = 1 << 8;
         /// Mark files as immutable: one of [`Capabilities::OF_FILES`] only.
         const LINUX_IMMUTABLE = 1 << 9;
+        /// Change interfaces.
+        const NET_ADMIN = 1 << 12;
         /// Lock any amount of memory.
         const IPC_LOCK = 1 << 14;
         /// Pass over the permissions of System V objects.
@@ -110,6 +113,8 @@ pub struct Credentials {
     pub sgid: u32,
     pub fsgid: u32,
     pub groups: Vec<u32>,
+    /// Where the capabilities count.
+    pub user_namespace: UserNamespace,
     /// What can be made effective.
     pub permitted: Capabilities,
     /// What counts.
@@ -139,14 +144,65 @@ impl Credentials {
         }
     }
 
-    /// Whether the holder may do what a capability stands for.
+    /// Whether the holder may do what a capability stands for with what is the sandbox's as a whole:
+    /// it needs the capability in the initial user namespace.
     pub fn can(&self, capability: Capabilities) -> bool {
+        self.user_namespace.is_initial() && self.effective.contains(capability)
+    }
+
+    /// Whether it may with what is its own user namespace's.
+    pub fn can_in_own(&self, capability: Capabilities) -> bool {
         self.effective.contains(capability)
     }
 
-    /// `EPERM` unless it may.
+    /// Whether it may with what belongs to a user namespace (`cap_capable`, security/commoncap.c): a
+    /// capability counts in its own one and those below, and who made a namespace has all in that.
+    pub fn can_in(&self, target: &UserNamespace, capability: Capabilities) -> bool {
+        let own = &self.user_namespace;
+        let mut target = target;
+        loop {
+            if target == own {
+                return self.effective.contains(capability);
+            }
+            let Some(parent) = target.parent() else { return false };
+            if target.level() <= own.level() {
+                return false;
+            }
+            if parent == own && target.owner() == self.euid {
+                return true;
+            }
+            target = parent;
+        }
+    }
+
+    /// `EPERM` unless it [can](Self::can).
     pub fn require(&self, capability: Capabilities) -> Result<()> {
         if self.can(capability) { Ok(()) } else { Err(Errno::EPERM) }
+    }
+
+    /// `EPERM` unless it can [in its own user namespace](Self::can_in_own).
+    pub fn require_in_own(&self, capability: Capabilities) -> Result<()> {
+        if self.can_in_own(capability) { Ok(()) } else { Err(Errno::EPERM) }
+    }
+
+    /// `EPERM` unless it can [in a user namespace](Self::can_in).
+    pub fn require_in(&self, target: &UserNamespace, capability: Capabilities) -> Result<()> {
+        if self.can_in(target, capability) { Ok(()) } else { Err(Errno::EPERM) }
+    }
+
+    /// The same user in another user namespace, with all capabilities there (`set_cred_user_ns`,
+    /// kernel/user_namespace.c).
+    pub fn in_namespace(self, user_namespace: UserNamespace) -> Self {
+        Self {
+            user_namespace,
+            permitted: Capabilities::ALL,
+            effective: Capabilities::ALL,
+            inheritable: Capabilities::empty(),
+            bounding: Capabilities::ALL,
+            ambient: Capabilities::empty(),
+            secure_bits: SecureBits::empty(),
+            ..self
+        }
     }
 
     /// Real, effective and saved user id.
@@ -177,17 +233,17 @@ impl Credentials {
         if self.secure_bits.contains(SecureBits::NO_SETUID_FIXUP) {
             return;
         }
-        if old.contains(&0) && !new.contains(&0) {
+        let root = self.user_namespace.root();
+        if old.contains(&root) && !new.contains(&root) {
             if !self.secure_bits.contains(SecureBits::KEEP_CAPS) {
                 self.permitted = Capabilities::empty();
                 self.effective = Capabilities::empty();
             }
             self.ambient = Capabilities::empty();
         }
-        match (old_effective, self.euid) {
-            (0, 0) => {}
-            (0, _) => self.effective = Capabilities::empty(),
-            (_, 0) => self.effective = self.permitted,
+        match (old_effective == root, self.euid == root) {
+            (true, false) => self.effective = Capabilities::empty(),
+            (false, true) => self.effective = self.permitted,
             _ => {}
         }
     }
@@ -203,17 +259,17 @@ impl Credentials {
         if self.secure_bits.contains(SecureBits::NO_SETUID_FIXUP) {
             return;
         }
-        match (old, id) {
-            (0, 0) => {}
-            (0, _) => self.effective -= Capabilities::OF_FILES,
-            (_, 0) => self.effective |= self.permitted & Capabilities::OF_FILES,
+        let root = self.user_namespace.root();
+        match (old == root, id == root) {
+            (true, false) => self.effective -= Capabilities::OF_FILES,
+            (false, true) => self.effective |= self.permitted & Capabilities::OF_FILES,
             _ => {}
         }
     }
 
     /// Drops a capability for ever (`PR_CAPBSET_DROP`).
     pub fn drop_from_bounding(&mut self, capability: Capabilities) -> Result<()> {
-        self.require(Capabilities::SETPCAP)?;
+        self.require_in_own(Capabilities::SETPCAP)?;
         self.bounding -= capability;
         Ok(())
     }
@@ -225,7 +281,7 @@ impl Credentials {
         permitted: Capabilities,
         inheritable: Capabilities,
     ) -> Result<()> {
-        let may_inherit = match self.can(Capabilities::SETPCAP) {
+        let may_inherit = match self.can_in_own(Capabilities::SETPCAP) {
             true => Capabilities::ALL,
             false => self.inheritable | self.permitted,
         };
@@ -250,7 +306,7 @@ impl Credentials {
         if unlocks || (old ^ new).intersects(locked) {
             return Err(Errno::EPERM);
         }
-        self.require(Capabilities::SETPCAP)?;
+        self.require_in_own(Capabilities::SETPCAP)?;
         self.secure_bits = new;
         Ok(())
     }

@@ -10,10 +10,11 @@ use super::hooks::above;
 use super::process::{ExitStatus, FIRST_PID, Life, Process, Remains, Resources};
 use super::signal::{self, Signal, SignalInfo};
 use super::thread::{Thread, current};
-use super::{futex, ptrace, scheduler, seccomp};
+use super::{futex, pid_namespace, ptrace, scheduler, seccomp};
 use crate::host::control;
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
+use crate::task::ids::Pid;
 use crate::task::wait::Events;
 
 /// exit_group(2): ends the running process.
@@ -57,6 +58,7 @@ pub fn exit_dying() -> ! {
 /// exit(2): ends the running thread, and with the last one the process.
 pub fn exit_thread(status: ExitStatus) -> ! {
     ptrace::events::exits(status);
+    pid_namespace::thread_ends();
     leave(status);
     // Nothing on this stack is needed any more: the idle loop frees it.
     current().switch_to_idle();
@@ -77,6 +79,10 @@ fn leave(status: ExitStatus) {
     drop(removed);
     thread.context.forget_fpu();
     ptrace::tracees::thread_ends(&thread, status);
+    let is_main = thread.tid() == process.pid.main_thread();
+    if !is_main && !kernel().tasks.tracees.is_unheard(thread.tid()) {
+        process.pid_namespace.dismiss(thread.tid());
+    }
     signal::pass_on(&process);
     process.thread_ended.wake_all(Events::IN);
     if process.threads.borrow_mut().is_empty() {
@@ -130,6 +136,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
         process.mm().release_shared();
     }
     above().process_ended(process);
+    pid_namespace::process_ends(process);
     let children = leave_children(process);
     signal::hang_up_orphans(process, &children);
     process.released.wake_all(Events::IN);
@@ -145,22 +152,15 @@ pub fn release_memory(process: &Process) {
     }
 }
 
-/// The children of a process that ends become those of its nearest ancestor
-/// that is a subreaper (prctl(2)), or of the first process; returns them.
+/// The children of a process that ends become those of its nearest ancestor in the same PID namespace
+/// that is a subreaper (prctl(2)), or of init there; returns them.
 fn leave_children(process: &Process) -> Vec<Arc<Process>> {
     let tasks = &kernel().tasks;
     let children = tasks.processes_where(|other| other.parent_pid() == Some(process.pid));
     if children.is_empty() {
         return children;
     }
-    let mut heir = process.parent();
-    while let Some(ancestor) = &heir
-        && ancestor.pid != FIRST_PID
-        && (!ancestor.is_subreaper.get() || ancestor.is_zombie())
-    {
-        heir = ancestor.parent();
-    }
-    let heir_pid = heir.map_or(FIRST_PID, |heir| heir.pid);
+    let heir_pid = heir_of(process);
     for child in &children {
         {
             let mut family = child.family.borrow_mut();
@@ -179,6 +179,23 @@ fn leave_children(process: &Process) -> Vec<Arc<Process>> {
         }
     }
     children
+}
+
+/// Who gets the children of a process that ends.
+fn heir_of(process: &Process) -> Pid {
+    let namespace = &process.pid_namespace;
+    let init = namespace.reaper();
+    let mut heir = process.parent();
+    while let Some(ancestor) = &heir
+        && ancestor.pid != init
+        && ancestor.pid_namespace.is(namespace)
+    {
+        if ancestor.is_subreaper.get() && !ancestor.is_zombie() {
+            return ancestor.pid;
+        }
+        heir = ancestor.parent();
+    }
+    init
 }
 
 /// Tells who waits for a process that it has ended: first its tracer, then its parent.
@@ -203,7 +220,8 @@ fn tell_parent(process: &Arc<Process>, status: ExitStatus) {
         return;
     };
     let exit_signal = process.family.get().exit_signal;
-    if exit_signal == Some(signal::SIGCHLD) && signal::ignores_children(&parent) {
+    let is_ignored = exit_signal == Some(signal::SIGCHLD) && signal::ignores_children(&parent);
+    if is_ignored || parent.ends_pid_namespace() {
         forget(process);
     }
     if let Some(exit_signal) = exit_signal {
@@ -216,6 +234,7 @@ fn tell_parent(process: &Arc<Process>, status: ExitStatus) {
 pub fn forget(process: &Process) {
     let removed = kernel().tasks.processes.borrow_mut().remove(&process.pid);
     drop(removed);
+    process.pid_namespace.process_is_gone(process);
 }
 
 fn end_sandbox(status: ExitStatus) -> ! {

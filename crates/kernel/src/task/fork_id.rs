@@ -38,7 +38,7 @@ const GENERATIONS: u64 = 256;
 /// The id of a process as the code sees it that called with this stack pointer, in
 /// a copy that has been thawed `generation` times.
 pub fn process_id(process: &Process, generation: u64, stack: UserAddress) -> u64 {
-    let pid = u64::from(process.pid.number());
+    let pid = u64::from(process.pid.number_in(&process.pid_namespace));
     if generation == 0 || !is_asked_by_generator(&process.mm(), stack) {
         return pid;
     }

@@ -262,7 +262,7 @@ pub fn wake_op(
 /// that is the caller.
 pub fn try_lock_pi(address: UserAddress) -> Result<u64> {
     address.load_u32()?;
-    let tid = current().tid().number();
+    let tid = current().own_number();
     let taken = address.update_u32(|old| match old & TID_MASK {
         0 => Some(old & (WAITERS | OWNER_DIED) | tid),
         _ => None,
@@ -286,12 +286,12 @@ pub fn lock_pi(address: UserAddress, scope: Scope, deadline: Option<Instant>) ->
         let marked = address.update_u32(|old| (old & TID_MASK != 0).then_some(old | WAITERS))?;
         let Ok(owner) = marked else { continue };
         let owner = owner & TID_MASK;
-        if kernel().tasks.thread(Tid::new(owner)).is_none() {
+        if kernel().tasks.thread(Tid::from_caller(owner)).is_none() {
             return Err(Errno::ESRCH);
         }
         match wait_for_wake(key, ANY, deadline) {
             // The one who unlocks has put our id into the word.
-            Ok(()) if address.load_u32()? & TID_MASK == current().tid().number() => return Ok(0),
+            Ok(()) if address.load_u32()? & TID_MASK == current().own_number() => return Ok(0),
             Ok(()) => {}
             Err(Errno::ERESTARTSYS) => return Err(Errno::ERESTARTNOINTR),
             Err(error) => return Err(error),
@@ -302,7 +302,7 @@ pub fn lock_pi(address: UserAddress, scope: Scope, deadline: Option<Instant>) ->
 /// `FUTEX_UNLOCK_PI`.
 pub fn unlock_pi(address: UserAddress, scope: Scope) -> Result<u64> {
     let key = key_of(address, scope)?;
-    if address.load_u32()? & TID_MASK != current().tid().number() {
+    if address.load_u32()? & TID_MASK != current().own_number() {
         return Err(Errno::EPERM);
     }
     hand_over(address, key, 0)
@@ -313,7 +313,7 @@ fn hand_over(address: UserAddress, key: Key, died: u32) -> Result<u64> {
     let next = kernel().futexes.take(key, 1, ANY).into_iter().next();
     let more = kernel().futexes.has_waiters(key);
     let word = match &next {
-        Some(waiter) => waiter.who.tid().number() | if more { WAITERS } else { 0 },
+        Some(waiter) => waiter.who.own_number() | if more { WAITERS } else { 0 },
         None => 0,
     };
     let outcome = address.update_u32(|_| Some(word | died));
@@ -363,7 +363,7 @@ fn mark_dead(thread: &Thread, word: UserAddress, is_pi: bool) {
     let (Ok(key), Ok(private)) = (key_of(word, Scope::Shared), key_of(word, Scope::Private)) else {
         return;
     };
-    if word.load_u32().is_ok_and(|value| value & TID_MASK == thread.tid().number()) {
+    if word.load_u32().is_ok_and(|value| value & TID_MASK == thread.own_number()) {
         if is_pi {
             let has_shared = kernel().futexes.has_waiters(key);
             let _ = hand_over(word, if has_shared { key } else { private }, OWNER_DIED);

@@ -3,12 +3,16 @@
 //! Linux draws all of them from one set of numbers: a process has that of its main thread, and
 //! leads a group and a session that have its own. Here they are different types, of which one
 //! becomes another only by a method that says so.
+//!
+//! An id has one number in the whole sandbox, and one in each PID namespace that knows it
+//! ([`super::pid_namespace`]). A system call takes and returns those of the caller's namespace.
 
 use alloc::sync::Arc;
 use core::fmt;
 
+use super::pid_namespace::PidNamespace;
 use super::sched_attributes::Scheduling;
-use super::thread::{current, current_arc, current_process};
+use super::thread::{current, current_arc, current_process, running};
 use super::{Process, Thread};
 use crate::args::{PidNumber, Returned};
 use crate::errno::{Errno, Result};
@@ -21,14 +25,30 @@ macro_rules! ids {
         pub struct $name(u32);
 
         impl $name {
-            /// The id with a number.
+            /// The id with a number in the initial namespace.
             pub const fn new(number: u32) -> Self {
                 Self(number)
             }
 
-            /// Its number, as the guest sees it.
+            /// The id with a number in the caller's namespace. It is nobody's if there is none.
+            pub fn from_caller(number: u32) -> Self {
+                Self(from_caller(number))
+            }
+
+            /// Its number in the initial namespace.
             pub const fn number(self) -> u32 {
                 self.0
+            }
+
+            /// Its number in a namespace; 0 if it has none there.
+            #[inline]
+            pub fn number_in(self, namespace: &PidNamespace) -> u32 {
+                namespace.number_of(self.0)
+            }
+
+            /// Its number in the caller's namespace; 0 if it has none there.
+            pub fn for_caller(self) -> u32 {
+                for_caller(self.0)
             }
         }
 
@@ -41,7 +61,7 @@ macro_rules! ids {
         impl Returned for $name {
             #[inline]
             fn into_register(self) -> u64 {
-                self.0.into()
+                self.for_caller().into()
             }
         }
     )*};
@@ -56,6 +76,20 @@ ids! {
     Pgid;
     /// The id of a session (setsid(2)).
     Sid;
+}
+
+// Out of line, since system calls have many of them.
+
+/// The number in the running process' namespace of the id with a number in the initial one.
+#[inline(never)]
+fn for_caller(id: u32) -> u32 {
+    running().map_or(id, |thread| thread.process.pid_namespace.number_of(id))
+}
+
+/// The number in the initial namespace of the id with a number in the running process' namespace.
+#[inline(never)]
+fn from_caller(number: u32) -> u32 {
+    running().map_or(number, |thread| thread.process.pid_namespace.id_of(number))
 }
 
 impl Tid {
@@ -82,7 +116,19 @@ impl Pid {
     }
 }
 
+impl Pgid {
+    /// The process that leads it, if that is still there.
+    pub const fn led_by(self) -> Pid {
+        Pid(self.0)
+    }
+}
+
 impl Sid {
+    /// The process that leads it, if that is still there.
+    pub const fn led_by(self) -> Pid {
+        Pid(self.0)
+    }
+
     /// The group of its leader.
     pub const fn first_group(self) -> Pgid {
         Pgid(self.0)
@@ -119,22 +165,25 @@ impl PidNumber {
 
     /// The id of a thread; `EINVAL` if no thread can have it.
     pub fn tid(self) -> Result<Tid> {
-        u32::try_from(self.0).ok().filter(|&id| id != 0).map(Tid).ok_or(Errno::EINVAL)
+        let number = u32::try_from(self.0).ok().filter(|&number| number != 0);
+        number.map(Tid::from_caller).ok_or(Errno::EINVAL)
     }
 
     /// The process, that of the caller for 0; `ESRCH`.
+    #[inline(never)]
     pub fn process(self) -> Result<Arc<Process>> {
         match self.0 {
             0 => Ok(current().process.clone()),
-            _ => kernel().tasks.process(Pid(self.0 as u32)).ok_or(Errno::ESRCH),
+            _ => kernel().tasks.process(Pid::from_caller(self.0 as u32)).ok_or(Errno::ESRCH),
         }
     }
 
     /// The thread, the caller for 0; `ESRCH`.
+    #[inline(never)]
     pub fn thread(self) -> Result<Arc<Thread>> {
         match self.0 {
             0 => Ok(current_arc()),
-            _ => kernel().tasks.thread(Tid(self.0 as u32)).ok_or(Errno::ESRCH),
+            _ => kernel().tasks.thread(Tid::from_caller(self.0 as u32)).ok_or(Errno::ESRCH),
         }
     }
 
@@ -144,7 +193,7 @@ impl PidNumber {
         match self.thread() {
             Ok(thread) => Ok(thread.scheduling.get()),
             Err(error) => {
-                let process = kernel().tasks.process(Pid(self.0 as u32));
+                let process = kernel().tasks.process(Pid::from_caller(self.0 as u32));
                 let ended = process.filter(|process| process.is_zombie()).ok_or(error)?;
                 Ok(ended.remains.get().scheduling)
             }
@@ -155,11 +204,11 @@ impl PidNumber {
     /// negative numbers are groups. `ESRCH` for the number that is none.
     pub fn processes(self) -> Result<Processes> {
         match self.0 {
-            1.. => Ok(Processes::One(Pid(self.0 as u32))),
+            1.. => Ok(Processes::One(Pid::from_caller(self.0 as u32))),
             0 => Ok(Processes::Group(current_process().process_group())),
             -1 => Ok(Processes::All),
             i32::MIN => Err(Errno::ESRCH),
-            group => Ok(Processes::Group(Pgid(group.unsigned_abs()))),
+            group => Ok(Processes::Group(Pgid::from_caller(group.unsigned_abs()))),
         }
     }
 }

@@ -75,7 +75,8 @@ mod tests {
         let maker = current_process();
         let mm = if shares_memory { maker.mm() } else { Arc::new(crate::task::Space::new()) };
         let resources = ProcessFiles::new(kernel().fs.namespace.clone());
-        let shares = Shares { mm, resources, borrows_memory: false };
+        let pid_namespace = Default::default();
+        let shares = Shares { mm, resources, borrows_memory: false, pid_namespace };
         let child = Arc::new(maker.child(Pid::new(pid), Some(maker.pid), None, shares));
         kernel().tasks.processes.borrow_mut().insert(child.pid, child.clone());
         child

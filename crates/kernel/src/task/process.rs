@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::ids::{Pgid, Pid, Sid, Tid};
 use super::oom::OomAdjustment;
+use super::pid_namespace::PidNamespace;
 use super::sched_attributes::Scheduling;
 use super::scheduler::RunState;
 use super::signal::{ProcessSignals, Signal};
@@ -46,7 +47,7 @@ pub struct Tasks {
 /// `kernel.pid_max`: ids are below this.
 pub const PID_MAX: u32 = 4_194_304;
 /// After a wrap, ids begin here (RESERVED_PIDS in Linux' kernel/pid.c).
-const FIRST_REUSED_ID: u32 = 300;
+pub(super) const FIRST_REUSED_ID: u32 = 300;
 
 /// Process id of the first guest process.
 pub const FIRST_PID: Pid = Pid::new(1);
@@ -54,25 +55,28 @@ pub const FIRST_PID: Pid = Pid::new(1);
 impl Tasks {
     /// An id for a thread that no process, thread, group or session uses.
     pub fn new_id(&self) -> Tid {
-        let threads = self.threads.borrow_mut();
-        let processes = self.processes.borrow_mut();
         loop {
             let mut id = self.last_id.load(Relaxed) + 1;
             if id >= PID_MAX {
                 id = FIRST_REUSED_ID;
             }
             self.last_id.store(id, Relaxed);
-            let (tid, pid) = (Tid::new(id), Pid::new(id));
-            let in_use = threads.contains_key(&tid)
-                || processes.contains_key(&pid)
-                || processes.values().any(|process| {
-                    let family = process.family.get();
-                    family.group == pid.led_group() || family.session == pid.led_session()
-                });
-            if !in_use {
-                return tid;
+            if !self.is_in_use(id) {
+                return Tid::new(id);
             }
         }
+    }
+
+    /// Whether a process, thread, group or session has an id.
+    pub(super) fn is_in_use(&self, id: u32) -> bool {
+        let (tid, pid) = (Tid::new(id), Pid::new(id));
+        let processes = self.processes.borrow_mut();
+        self.threads.borrow_mut().contains_key(&tid)
+            || processes.contains_key(&pid)
+            || processes.values().any(|process| {
+                let family = process.family.get();
+                family.group == pid.led_group() || family.session == pid.led_session()
+            })
     }
 
     /// A number for a new address space.
@@ -263,8 +267,12 @@ pub struct Sharing {
 
 /// A guest process. The layers above find what they keep for it by dereferencing it.
 pub struct Process {
-    /// Process id, as the guest sees it.
+    /// Process id.
     pub pid: Pid,
+    /// Where it has a number that processes see.
+    pub pid_namespace: PidNamespace,
+    /// Where its children have one.
+    pub pid_namespace_for_children: KernelCell<PidNamespace>,
     /// Memory; shared between processes only after vfork(2) and its like.
     mm: KernelCell<Arc<Space>>,
     /// Its living threads.
@@ -380,7 +388,7 @@ impl Process {
     /// The first process of a sandbox, without threads.
     pub fn first(credentials: Credentials, resources: ProcessFiles) -> Self {
         let family = Family::of_leader(FIRST_PID);
-        let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
+        let shares = Shares::of_first(Arc::new(Space::new()), resources);
         Self { credentials: KernelCell::new(credentials), ..Self::new(FIRST_PID, family, shares) }
     }
 
@@ -393,7 +401,7 @@ impl Process {
         resources: ProcessFiles,
     ) -> Self {
         let family = Family::of_leader(pid);
-        let shares = Shares { mm: mm.clone(), resources, borrows_memory: false };
+        let shares = Shares::of_first(mm.clone(), resources);
         let process =
             Self { credentials: KernelCell::new(credentials), ..Self::new(pid, family, shares) };
         mm.detach();
@@ -404,7 +412,7 @@ impl Process {
     /// memory and without threads. Nobody waits for it.
     pub fn from_outside(pid: Pid, credentials: Credentials, resources: ProcessFiles) -> Self {
         let family = Family::of_leader(pid);
-        let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
+        let shares = Shares::of_first(Arc::new(Space::new()), resources);
         Self { credentials: KernelCell::new(credentials), ..Self::new(pid, family, shares) }
     }
 
@@ -437,6 +445,8 @@ impl Process {
         shares.mm.attach();
         Self {
             pid,
+            pid_namespace: shares.pid_namespace.clone(),
+            pid_namespace_for_children: KernelCell::new(shares.pid_namespace),
             mm: KernelCell::new(shares.mm),
             threads: KernelCell::default(),
             family: KernelCell::new(family),
@@ -519,9 +529,9 @@ impl Process {
         self.family.get().parent
     }
 
-    /// Number of the parent's process id, 0 without a parent.
-    pub fn parent_number(&self) -> u32 {
-        self.parent_pid().map_or(0, Pid::number)
+    /// Number of the parent in a PID namespace, 0 without a parent there.
+    pub fn parent_number(&self, namespace: &PidNamespace) -> u32 {
+        self.parent_pid().map_or(0, |parent| parent.number_in(namespace))
     }
 
     /// The parent.
@@ -564,6 +574,15 @@ pub struct Shares {
     pub resources: ProcessFiles,
     /// The maker sleeps until the memory is given back (vfork(2)).
     pub borrows_memory: bool,
+    /// Where it has a number.
+    pub pid_namespace: PidNamespace,
+}
+
+impl Shares {
+    /// Of a process without a maker.
+    fn of_first(mm: Arc<Space>, resources: ProcessFiles) -> Self {
+        Self { mm, resources, borrows_memory: false, pid_namespace: PidNamespace::default() }
+    }
 }
 
 /// No limit.

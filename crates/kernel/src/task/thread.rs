@@ -98,9 +98,14 @@ impl Thread {
         })
     }
 
-    /// Thread id, as the guest sees it.
+    /// Thread id.
     pub fn tid(&self) -> Tid {
         Tid::new(self.tid.load(Relaxed))
+    }
+
+    /// Thread id as the thread itself sees it.
+    pub fn own_number(&self) -> u32 {
+        self.tid().number_in(&self.process.pid_namespace)
     }
 
     /// Gives the thread another id: that of the main thread, which it becomes
@@ -204,7 +209,7 @@ pub fn begin() {
     let thread = current();
     let at = UserAddress(thread.set_child_tid.load(Relaxed));
     // clone(2): an address that cannot be written to does not fail the call.
-    let _ = at.write_if_some(&thread.tid().number());
+    let _ = at.write_if_some(&thread.own_number());
     work::run();
 }
 

@@ -1,7 +1,8 @@
 //! unshare(2): a process has for itself what it has shared.
 
-use super::clone::{CloneFlags, NAMESPACES};
-use super::credentials::Capabilities;
+use alloc::sync::Arc;
+
+use super::clone::{CloneFlags, NAMESPACES, check_may_make, credentials_for};
 use super::process::Process;
 use crate::errno::{Errno, Result};
 
@@ -15,7 +16,6 @@ const KNOWN: CloneFlags = CloneFlags::THREAD
     .union(CloneFlags::VM)
     .union(CloneFlags::FILES)
     .union(CloneFlags::SYSVSEM)
-    .union(CloneFlags::NEWNS)
     .union(NAMESPACES);
 
 /// What is shared as soon as there are several threads.
@@ -29,15 +29,19 @@ impl Process {
         let namespaces = flags & NEWTIME != 0;
         let flags = CloneFlags::from_bits(flags & !NEWTIME).ok_or(Errno::EINVAL)?;
         self.check_unshare(flags, namespaces)?;
-        if flags.contains(CloneFlags::NEWNS) {
-            self.unshare_mounts()?;
-        } else if flags.contains(CloneFlags::FS) {
+        if flags.intersects(NAMESPACES) {
+            self.unshare_namespaces(flags)?;
+        }
+        // Others with the same directories are in other users.
+        if flags.intersects(CloneFlags::FS | CloneFlags::NEWUSER) {
             self.unshare_fs();
         }
         if flags.contains(CloneFlags::FILES) {
             self.unshare_files();
         }
-        Ok(flags.contains(CloneFlags::SYSVSEM) && self.has_one_thread())
+        // What was done to semaphores is undone where they are known.
+        let leaves = flags.intersects(CloneFlags::SYSVSEM | CloneFlags::NEWIPC);
+        Ok(leaves && self.has_one_thread())
     }
 
     fn check_unshare(&self, flags: CloneFlags, new_time: bool) -> Result<()> {
@@ -49,16 +53,35 @@ impl Process {
         if flags.contains(CloneFlags::VM) && self.mm().users() > 1 {
             return Err(Errno::EINVAL);
         }
-        if new_time || flags.intersects(NAMESPACES) {
+        if new_time {
             return Err(Errno::EPERM);
         }
-        if flags.contains(CloneFlags::NEWNS) {
-            self.credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
+        if flags.intersects(NAMESPACES) {
+            check_may_make(flags)?;
         }
-        let of_process = CloneFlags::FS | CloneFlags::FILES | CloneFlags::NEWNS;
+        let of_process = CloneFlags::FS | CloneFlags::FILES | NAMESPACES;
         if flags.intersects(of_process) && !self.has_one_thread() {
             return Err(Errno::EINVAL);
         }
+        Ok(())
+    }
+
+    /// Makes all that can fail, and gives it to the process then.
+    fn unshare_namespaces(&self, flags: CloneFlags) -> Result<()> {
+        let credentials = credentials_for(self, flags)?;
+        let owner = &credentials.user_namespace;
+        let namespaces = self.namespaces().unshared(flags, owner)?;
+        let pids = flags.contains(CloneFlags::NEWPID).then(|| self.new_pid_namespace(owner));
+        let pids = pids.transpose()?;
+        if flags.contains(CloneFlags::NEWNS) {
+            self.set_fs(self.copied_mounts(owner)?);
+        }
+        self.set_namespaces(Arc::new(namespaces));
+        if let Some(pids) = pids {
+            self.enter_pid_namespace(&pids);
+        }
+        let old = core::mem::replace(&mut *self.credentials.borrow_mut(), credentials);
+        drop(old);
         Ok(())
     }
 
@@ -82,7 +105,7 @@ mod tests {
         assert_eq!(unshare(CloneFlags::SYSVSEM.bits()), Ok(true));
         assert_eq!(unshare((CloneFlags::VM | CloneFlags::SIGHAND).bits()), Ok(false));
         assert_eq!(unshare(NEWTIME), Err(Errno::EPERM));
-        assert_eq!(unshare(CloneFlags::NEWUSER.bits()), Err(Errno::EPERM));
+        assert_eq!(unshare(CloneFlags::NEWUTS.bits()), Err(Errno::EPERM));
         assert_eq!(unshare(CloneFlags::PIDFD.bits()), Err(Errno::EINVAL));
         assert_eq!(unshare(1), Err(Errno::EINVAL));
     }

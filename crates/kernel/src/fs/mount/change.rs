@@ -12,6 +12,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::dentry::Dentry;
 use crate::fs::inode::FileType;
 use crate::fs::path::Path;
+use crate::task::{Capabilities, current_process};
 
 bitflags! {
     /// Flags of mount(2).
@@ -82,7 +83,7 @@ impl Request {
         if self.contains(Self::REMOUNT) && !self.intersects(Self::ATIME) {
             flags = (flags - MountFlags::ATIME) | (old & MountFlags::ATIME);
         }
-        flags | old & MountFlags::UNBINDABLE
+        flags | old & (MountFlags::UNBINDABLE | MountFlags::LOCKS)
     }
 
     fn access(self) -> Access {
@@ -173,8 +174,11 @@ fn bind(namespace: &MountNamespace, from: &Path, at: Path, request: Request) -> 
     }
     let copies = match request.contains(Request::REC) {
         true => Copies::of_tree(mount, from.dentry(), Copied::Bindable)?,
+        false if mount.has_locked_children() => return Err(Errno::EINVAL),
         false => Copies::of_one(mount, from.dentry())?,
     };
+    let top = copies.top();
+    top.flags.set(top.flags() - MountFlags::LOCKED);
     namespace.graft(copies.top(), place);
     Ok(())
 }
@@ -186,7 +190,7 @@ fn mount_new(namespace: &MountNamespace, at: Path, arguments: &Arguments<'_>) ->
     let filesystem = kinds::open(kind, arguments.options, request.access())?;
     let root = filesystem.root.clone();
     let source = arguments.source.unwrap_or(b"none").into();
-    let flags = request.properties(MountFlags::empty());
+    let flags = properties_of_new(namespace, &filesystem, request)?;
     let mount = Mount::new(filesystem, root, source, flags)?;
     let place = place_at(namespace, at)?;
     if is_same_mounted(&place, &mount.filesystem) {
@@ -199,6 +203,41 @@ fn mount_new(namespace: &MountNamespace, at: Path, arguments: &Arguments<'_>) ->
     Ok(())
 }
 
+/// The properties of a new mount. Those outside of the initial user namespace have no devices of their
+/// own (`sget_fc`, fs/super.c), and see no more of `/proc` and `/sys` than what their tree shows
+/// already (`mount_too_revealing`, fs/namespace.c): `EPERM` if that does not show all of it.
+fn properties_of_new(
+    namespace: &MountNamespace,
+    filesystem: &Arc<Filesystem>,
+    request: Request,
+) -> Result<MountFlags> {
+    const DEVPTS: &str = "devpts";
+    let flags = request.properties(MountFlags::empty());
+    let users = current_process().credentials.borrow_mut().user_namespace.clone();
+    if users.is_initial() {
+        return Ok(flags);
+    }
+    if filesystem.owner == users {
+        let no_devices = MountFlags::NODEV | MountFlags::LOCK_NODEV;
+        return Ok(if filesystem.kind == DEVPTS { flags } else { flags | no_devices });
+    }
+    let shows_all = |mount: &&Arc<Mount>| {
+        Arc::ptr_eq(&mount.filesystem, filesystem)
+            && Arc::ptr_eq(&mount.root, &filesystem.root)
+            && mount.flags().check_change(flags).is_ok()
+            && !mount.children().iter().any(|child| child.is_locked() && !hides_nothing(child))
+    };
+    let mounts = namespace.mounts();
+    let seen = mounts.iter().find(shows_all).ok_or(Errno::EPERM)?;
+    Ok(flags | seen.flags() & (MountFlags::LOCKS - MountFlags::LOCKED))
+}
+
+/// Whether the directory that a mount is on is one of the kernel's own that are empty.
+fn hides_nothing(mount: &Mount) -> bool {
+    const CGROUPS: &str = "cgroup2";
+    mount.filesystem.kind == CGROUPS
+}
+
 /// Whether the very file system is what is mounted there (`do_add_mount`).
 fn is_same_mounted(place: &Place, filesystem: &Arc<Filesystem>) -> bool {
     Arc::ptr_eq(&place.parent.filesystem, filesystem)
@@ -209,6 +248,7 @@ fn is_same_mounted(place: &Place, filesystem: &Arc<Filesystem>) -> bool {
 fn reconfigure(namespace: &MountNamespace, at: &Path, request: Request) -> Result<()> {
     let mount = mount_at(namespace, at)?;
     let flags = request.properties(mount.flags());
+    mount.flags().check_change(flags)?;
     let becomes_read_only = (flags - mount.flags()).contains(MountFlags::READ_ONLY);
     if becomes_read_only && *mount.writers.borrow_mut() > 0 {
         return Err(Errno::EBUSY);
@@ -220,9 +260,19 @@ fn reconfigure(namespace: &MountNamespace, at: &Path, request: Request) -> Resul
 /// `do_remount`: changes the file system, for all of its mounts, and the properties of this one.
 fn remount(namespace: &MountNamespace, at: &Path, request: Request, options: &[u8]) -> Result<()> {
     let mount = mount_at(namespace, at)?;
+    let flags = request.properties(mount.flags());
+    check_owner(&mount.filesystem)?;
+    mount.flags().check_change(flags)?;
     kinds::reconfigure(&mount.filesystem, options, request.access())?;
-    mount.flags.set(request.properties(mount.flags()));
+    mount.flags.set(flags);
     Ok(())
+}
+
+/// `EPERM` unless the caller has capabilities over a file system.
+fn check_owner(filesystem: &Filesystem) -> Result<()> {
+    let process = current_process();
+    let credentials = process.credentials.borrow_mut();
+    credentials.require_in(&filesystem.owner, Capabilities::SYS_ADMIN)
 }
 
 /// `do_change_type`: nothing that happens to a mount happens to others, so `MS_PRIVATE` and
@@ -254,7 +304,10 @@ fn move_mount(namespace: &MountNamespace, from: &Path, at: Path) -> Result<()> {
     let place = place_at(namespace, at)?;
     let mount = mount_at(namespace, from)?;
     // The top of a tree stays there.
-    if mount.place().is_none() || is_directory(&place.point) != is_directory(&mount.root) {
+    if mount.place().is_none()
+        || mount.is_locked()
+        || is_directory(&place.point) != is_directory(&mount.root)
+    {
         return Err(Errno::EINVAL);
     }
     if place.parent.is_below(mount) {
@@ -290,12 +343,13 @@ pub fn unmount(namespace: &MountNamespace, root: &Path, at: Path, how: Unmount) 
     let mount = at.into_mount().ok_or(Errno::EINVAL)?;
     check_in(namespace, &mount)?;
     // Nobody notes when a mount was last used.
-    if how.contains(Unmount::EXPIRE) || mount.place().is_none() {
+    if how.contains(Unmount::EXPIRE) || mount.place().is_none() || mount.is_locked() {
         return Err(Errno::EINVAL);
     }
     if !how.contains(Unmount::DETACH) {
         // The root stays, and becomes read-only (`do_umount_root`).
         if root.mount().is_some_and(|own| Arc::ptr_eq(own, &mount)) {
+            check_owner(&mount.filesystem)?;
             return mount.filesystem.set_access(Access::ReadOnly);
         }
         if mount.is_busy() {

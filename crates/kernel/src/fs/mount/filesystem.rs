@@ -12,6 +12,7 @@ use crate::fs::inode::FilesystemId;
 use crate::fs::notify;
 use crate::fs::overlay::node_of_inode;
 use crate::sync::KernelCell;
+use crate::task::user_namespace::UserNamespace;
 
 /// First number of file systems that programs mount: those of the host's start command are below.
 const FIRST_NUMBER: u32 = 1024;
@@ -111,6 +112,8 @@ pub struct Filesystem {
     /// Options of its own, as in `/proc/mounts`: empty, or with a comma in front.
     options: KernelCell<String>,
     access: KernelCell<Access>,
+    /// The users among whom it was mounted, over which its options are.
+    pub owner: UserNamespace,
     /// Open file descriptions that may write, of all mounts.
     pub(super) writers: KernelCell<u32>,
     pub(super) registry: Arc<Registry>,
@@ -138,19 +141,19 @@ impl Filesystem {
         options: &str,
         access: Access,
     ) -> Arc<Self> {
-        Self::build(registry, (kind, root), options, access, None)
+        Self::build(registry, (kind, root), options, access, (UserNamespace::INITIAL, None))
     }
 
     /// A file system that a program mounts.
     pub(super) fn of_program(
-        number: Number,
+        (number, owner): (Number, UserNamespace),
         kind: &'static str,
         root: Arc<Dentry>,
         options: &str,
         access: Access,
     ) -> Arc<Self> {
         let registry = number.registry.clone();
-        Self::build(&registry, (kind, root), options, access, Some(number))
+        Self::build(&registry, (kind, root), options, access, (owner, Some(number)))
     }
 
     fn build(
@@ -158,13 +161,14 @@ impl Filesystem {
         (kind, root): (&'static str, Arc<Dentry>),
         options: &str,
         access: Access,
-        number: Option<Number>,
+        (owner, number): (UserNamespace, Option<Number>),
     ) -> Arc<Self> {
         Arc::new(Self {
             kind,
             root,
             options: KernelCell::new(options.into()),
             access: KernelCell::new(access),
+            owner,
             writers: KernelCell::new(0),
             registry: registry.clone(),
             number,

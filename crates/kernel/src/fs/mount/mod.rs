@@ -5,7 +5,6 @@
 //! | [`filesystem`] | what is mounted: an instance of a file system, its options and its number |
 //! | [`tree`] | mount namespaces: trees of mounts, of which each process has one |
 //! | [`change`] | what mount(2) does to a tree that is there: binds, moves, remounts, unmounts |
-//! | [`handle`] | namespaces as files |
 //! | [`kinds`], [`options`] | new file systems, by name |
 //! | [`pivot`] | pivot_root(2) |
 //!
@@ -18,7 +17,6 @@
 
 pub mod change;
 pub mod filesystem;
-pub mod handle;
 pub mod kinds;
 pub mod options;
 pub mod pivot;
@@ -66,12 +64,55 @@ bitflags! {
         const UNBINDABLE = 1 << 17;
         /// Access times are kept if they are older than others.
         const RELATIME = 1 << 21;
+        /// It cannot be taken from its place alone: that would show what it hides.
+        const LOCKED = 1 << 25;
+        /// [`MountFlags::READ_ONLY`] stays.
+        const LOCK_READ_ONLY = 1 << 26;
+        /// [`MountFlags::NOSUID`] stays.
+        const LOCK_NOSUID = 1 << 27;
+        /// [`MountFlags::NODEV`] stays.
+        const LOCK_NODEV = 1 << 28;
+        /// [`MountFlags::NOEXEC`] stays.
+        const LOCK_NOEXEC = 1 << 29;
+        /// [`MountFlags::ATIME`] stays.
+        const LOCK_ATIME = 1 << 30;
     }
 }
 
 impl MountFlags {
     /// Those that say how access times are kept.
     pub const ATIME: Self = Self::NOATIME.union(Self::NODIRATIME).union(Self::RELATIME);
+
+    /// All locks.
+    const LOCKS: Self = Self::LOCKED
+        .union(Self::LOCK_READ_ONLY)
+        .union(Self::LOCK_NOSUID)
+        .union(Self::LOCK_NODEV)
+        .union(Self::LOCK_NOEXEC)
+        .union(Self::LOCK_ATIME);
+
+    /// Properties, and the locks that keep them.
+    const LOCKABLE: [(Self, Self); 4] = [
+        (Self::READ_ONLY, Self::LOCK_READ_ONLY),
+        (Self::NOSUID, Self::LOCK_NOSUID),
+        (Self::NODEV, Self::LOCK_NODEV),
+        (Self::NOEXEC, Self::LOCK_NOEXEC),
+    ];
+
+    /// The same for users with fewer rights, who cannot take away what is set, nor what hides
+    /// something (`lock_mnt_tree`, fs/namespace.c).
+    fn locked(self) -> Self {
+        let set = Self::LOCKABLE.iter().filter(|(flag, _)| self.contains(*flag));
+        set.fold(self | Self::LOCKED | Self::LOCK_ATIME, |all, (_, lock)| all | *lock)
+    }
+
+    /// `EPERM` if a lock forbids these properties instead (`can_change_locked_flags`).
+    fn check_change(self, new: Self) -> Result<()> {
+        let loses = |(flag, lock): &(Self, Self)| self.contains(*lock) && !new.contains(*flag);
+        let changes_atime = self.contains(Self::LOCK_ATIME) && (self ^ new).intersects(Self::ATIME);
+        let is_forbidden = changes_atime || Self::LOCKABLE.iter().any(loses);
+        if is_forbidden { Err(Errno::EPERM) } else { Ok(()) }
+    }
 
     /// As `/proc/self/mountinfo` lists them (`show_mnt_opts`, fs/proc_namespace.c).
     pub fn text(self) -> String {
@@ -173,6 +214,16 @@ impl Mount {
     /// The number of the namespace that it is in; 0: none.
     pub fn namespace(&self) -> u64 {
         self.namespace.get()
+    }
+
+    /// Whether it cannot be taken from its place alone.
+    fn is_locked(&self) -> bool {
+        self.flags().contains(MountFlags::LOCKED)
+    }
+
+    /// Whether something mounted on it could not be taken from there alone.
+    fn has_locked_children(&self) -> bool {
+        self.children.borrow_mut().values().any(|child| child.is_locked())
     }
 
     /// Whether nothing can be changed through it.

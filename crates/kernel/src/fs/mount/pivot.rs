@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use super::change::check_lasting;
-use super::{MountNamespace, Place, check_in};
+use super::{MountFlags, MountNamespace, Place, check_in};
 use crate::errno::{Errno, Result};
 use crate::fs::dentry::Dentry;
 use crate::fs::path::Path;
@@ -37,7 +37,7 @@ pub fn pivot_root(
     if !root.is_mount_root() || root_place.is_none() {
         return Err(Errno::EINVAL);
     }
-    if !new.is_mount_root() || new_mount.place().is_none() {
+    if !new.is_mount_root() || new_mount.place().is_none() || new_mount.is_locked() {
         return Err(Errno::EINVAL);
     }
     if !is_reachable(&put_old, new) || !is_reachable(new, root) {
@@ -49,6 +49,11 @@ pub fn pivot_root(
     }
     root_mount.attach(Place { parent: old_mount, point: put_old.dentry().clone() });
     drop(places);
+    // The new root hides what the old one did.
+    if root_mount.is_locked() {
+        root_mount.flags.set(root_mount.flags() - MountFlags::LOCKED);
+        new_mount.flags.set(new_mount.flags() | MountFlags::LOCKED);
+    }
     follow(root, new);
     Ok(())
 }

@@ -10,6 +10,8 @@ use crate::errno::{Errno, Result};
 use crate::fs::dentry::Dentry;
 use crate::fs::path::Path;
 use crate::sync::KernelCell;
+use crate::task::namespace::{Common, Kind};
+use crate::task::user_namespace::UserNamespace;
 
 /// Steps up in a file system that copying a tree takes at most: a program may nest directories as deep
 /// as it likes.
@@ -22,6 +24,8 @@ const STEPS_MAX: usize = 1 << 22;
 pub struct MountNamespace {
     /// Number, from 1 on.
     pub number: u64,
+    /// Its number as a file, and its owner.
+    pub common: Common,
     top: Arc<Mount>,
     mounts: KernelCell<BTreeMap<u64, Arc<Mount>>>,
     registry: Arc<Registry>,
@@ -101,14 +105,15 @@ impl MountNamespace {
     pub fn new(filesystem: Arc<Filesystem>) -> Result<Arc<Self>> {
         let root = filesystem.root.clone();
         let top = Mount::new(filesystem, root, b"rootfs"[..].into(), MountFlags::empty())?;
-        Ok(Self::with_top(top))
+        Ok(Self::with_top(top, Common::first(Kind::Mounts)))
     }
 
-    fn with_top(top: Arc<Mount>) -> Arc<Self> {
+    fn with_top(top: Arc<Mount>, common: Common) -> Arc<Self> {
         let registry = top.filesystem.registry.clone();
         let number = registry.new_namespace();
         let namespace = Arc::new(Self {
             number,
+            common,
             top: top.clone(),
             mounts: KernelCell::default(),
             registry: registry.clone(),
@@ -118,11 +123,19 @@ impl MountNamespace {
         namespace
     }
 
-    /// A copy of this namespace, and where two places of it are in the copy (`copy_mnt_ns`,
-    /// fs/namespace.c).
-    pub fn copy(&self, places: [&Path; 2]) -> Result<(Arc<Self>, [Path; 2])> {
+    /// A copy of this namespace that has an owner, and where two places of it are in the copy
+    /// (`copy_mnt_ns`, fs/namespace.c).
+    pub fn copy(
+        &self,
+        owner: &UserNamespace,
+        places: [&Path; 2],
+    ) -> Result<(Arc<Self>, [Path; 2])> {
+        let common = Common::new(Kind::Mounts, owner)?;
         let copies = Copies::of_tree(&self.top, &self.top.root, Copied::All)?;
-        let namespace = Self::with_top(copies.top().clone());
+        if common.owner() != self.common.owner() {
+            copies.0.iter().for_each(|(_, copy)| copy.flags.set(copy.flags().locked()));
+        }
+        let namespace = Self::with_top(copies.top().clone(), common);
         Ok((namespace, places.map(|place| copies.translate(place))))
     }
 

@@ -99,7 +99,7 @@ fn mounts_have_a_bound_and_a_bind_that_exceeds_it_leaves_nothing() {
     assert_eq!(world.count(), MOUNTS_MAX);
     assert_eq!(world.mount("/m/x"), Err(Errno::ENOSPC));
     let places = [&world.context.root, &world.context.cwd];
-    assert_eq!(world.namespace().copy(places).err(), Some(Errno::ENOSPC));
+    assert_eq!(world.namespace().copy(&Default::default(), places).err(), Some(Errno::ENOSPC));
     world.unmount("/m", Unmount::DETACH).ok();
     while world.walk("/m").unwrap().is_mount_root() {
         world.unmount("/m", Unmount::DETACH).unwrap();
@@ -114,7 +114,8 @@ fn a_namespace_that_ends_takes_its_mounts_along() {
     world.mkdir("/m").unwrap();
     world.mount("/m").unwrap();
     let cwd = world.walk("/m").unwrap();
-    let (namespace, [root, copied]) = world.namespace().copy([&world.fs.root(), &cwd]).unwrap();
+    let (namespace, [root, copied]) =
+        world.namespace().copy(&Default::default(), [&world.fs.root(), &cwd]).unwrap();
     assert_eq!(world.count(), 2 * (before + 1));
     assert!(root.is(&namespace.root()) && !root.is(&world.fs.root()));
     assert!(!copied.is(&cwd) && Arc::ptr_eq(copied.dentry(), cwd.dentry()));

@@ -112,7 +112,7 @@ impl HostTerminal {
             TIOCSWINSZ => set_window(argument.read()?),
             TIOCGPGRP => argument.write(&job::foreground(job)?)?,
             TIOCSPGRP => job::set_foreground(job, argument.read()?)?,
-            TIOCGSID => argument.write(&job::session(job)?.number())?,
+            TIOCGSID => argument.write(&job::session(job)?.for_caller())?,
             TIOCSCTTY => {
                 job::acquire(job, if argument.0 == 1 { Force::Steal } else { Force::No })?;
             }

@@ -35,8 +35,10 @@ pub fn master(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64
         FIONREAD => argument.write(&(pty.discipline.borrow_mut().output.len() as i32))?,
         TIOCOUTQ => argument.write(&0i32)?,
         // Of the slave, whichever process asks.
-        TIOCGPGRP => argument.write(&job::foreground_number(&pty.job))?,
-        TIOCGSID => argument.write(&pty.job.borrow_mut().session.ok_or(Errno::ENOTTY)?.number())?,
+        TIOCGPGRP => argument.write(&job::foreground_for_caller(&pty.job))?,
+        TIOCGSID => {
+            argument.write(&pty.job.borrow_mut().session.ok_or(Errno::ENOTTY)?.for_caller())?
+        }
         TIOCSCTTY | TIOCNOTTY | TIOCSPGRP => return Err(Errno::ENOTTY),
         _ => return both(pty, request, argument),
     }
@@ -59,7 +61,7 @@ pub fn slave(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64>
     match request {
         TIOCGPGRP => argument.write(&job::foreground(&pty.job)?)?,
         TIOCSPGRP => job::set_foreground(&pty.job, argument.read()?)?,
-        TIOCGSID => argument.write(&job::session(&pty.job)?.number())?,
+        TIOCGSID => argument.write(&job::session(&pty.job)?.for_caller())?,
         TIOCSCTTY => {
             job::acquire(&pty.job, if argument.0 == 1 { Force::Steal } else { Force::No })?;
         }

@@ -9,6 +9,7 @@ use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::Capabilities;
 use crate::task::ids::{Pgid, Pid, Sid};
+use crate::task::pid_namespace::PidNamespace;
 use crate::task::signal::{
     Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, is_orphaned,
     send_to_group, send_to_process,
@@ -104,12 +105,17 @@ fn check_controlling(job: &KernelCell<JobControl>) -> Result<()> {
 /// `TIOCGPGRP`.
 pub fn foreground(job: &KernelCell<JobControl>) -> Result<u32> {
     check_controlling(job)?;
-    Ok(foreground_number(job))
+    Ok(foreground_for_caller(job))
 }
 
-/// Number of the process group in the foreground, 0 for none.
-pub fn foreground_number(job: &KernelCell<JobControl>) -> u32 {
-    job.borrow_mut().foreground.map_or(0, Pgid::number)
+/// Number of the process group in the foreground as the caller sees it, 0 for none.
+pub fn foreground_for_caller(job: &KernelCell<JobControl>) -> u32 {
+    job.borrow_mut().foreground.map_or(0, Pgid::for_caller)
+}
+
+/// Number of the process group in the foreground as a PID namespace sees it, 0 for none.
+pub fn foreground_number(job: &KernelCell<JobControl>, namespace: &PidNamespace) -> u32 {
+    job.borrow_mut().foreground.map_or(0, |group| group.number_in(namespace))
 }
 
 /// `TIOCSPGRP`.
@@ -117,7 +123,7 @@ pub fn set_foreground(job: &KernelCell<JobControl>, group: i32) -> Result<()> {
     check_controlling(job)?;
     // As Linux says it here.
     check_change(job).map_err(|error| if error == Errno::EIO { Errno::ENOTTY } else { error })?;
-    let group = Pgid::new(u32::try_from(group).map_err(|_| Errno::EINVAL)?);
+    let group = Pgid::from_caller(u32::try_from(group).map_err(|_| Errno::EINVAL)?);
     let own = current_process().session();
     let all = kernel().tasks.all_processes();
     let member = all.iter().find(|process| process.process_group() == group);

@@ -22,7 +22,9 @@ use alloc::sync::{Arc, Weak};
 
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
+use crate::task::Process;
 use crate::task::ids::{Pid, Sid};
+use crate::task::pid_namespace::PidNamespace;
 
 use host::HostTerminal;
 use job::JobControl;
@@ -85,15 +87,16 @@ impl Terminals {
 
     /// Number and foreground group of a process' controlling terminal, as
     /// `/proc/PID/stat` shows them; 0 and -1 without one.
-    pub fn numbers_of(&self, pid: Pid, session: Sid) -> (u64, i64) {
-        match self.controlling(pid, session) {
+    pub fn numbers_of(&self, process: &Process, namespace: &PidNamespace) -> (u64, i64) {
+        match self.controlling(process.pid, process.session()) {
             None => (0, -1),
             Some(Controlling::Host) => {
-                (super::dev::makedev(136, 0), job::foreground_number(&self.host.job).into())
+                let foreground = job::foreground_number(&self.host.job, namespace);
+                (super::dev::makedev(136, 0), foreground.into())
             }
             Some(Controlling::Pty(pty)) => (
                 super::dev::makedev(136, u64::from(pty.number)),
-                job::foreground_number(&pty.job).into(),
+                job::foreground_number(&pty.job, namespace).into(),
             ),
         }
     }

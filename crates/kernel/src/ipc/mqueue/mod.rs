@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 
 use queue::{Queue, Size};
 
+use super::namespace;
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::OpenFlags;
@@ -30,10 +31,29 @@ const BYTES_MAX_OF_ALL: u64 = 64 << 20;
 /// Longest name.
 const NAME_MAX: usize = 255;
 
-/// All queues of the sandbox. Saved.
+/// The queues of an IPC namespace, by name. Saved.
+#[derive(Default)]
+pub struct Names(KernelCell<BTreeMap<Vec<u8>, Arc<Queue>>>);
+
+impl Names {
+    fn find(&self, name: &[u8]) -> Option<Arc<Queue>> {
+        self.0.borrow_mut().get(name).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<Queue>> {
+        self.0.borrow_mut().values().cloned().collect()
+    }
+
+    /// Takes all queues their names: the namespace ends.
+    pub fn remove_all(&self) {
+        let all = core::mem::take(&mut *self.0.borrow_mut());
+        all.values().for_each(|queue| queue.unlinked());
+    }
+}
+
+/// What holds for all queues of the sandbox. Saved.
 #[derive(Default)]
 pub struct MessageQueues {
-    by_name: KernelCell<BTreeMap<Vec<u8>, Arc<Queue>>>,
     account: KernelCell<Account>,
     inodes: InodeNumbers,
 }
@@ -91,7 +111,7 @@ pub struct Request {
     pub size: Option<Size>,
 }
 
-/// The queues of the sandbox.
+/// What holds for all queues.
 fn all() -> &'static MessageQueues {
     &crate::state::kernel().message_queues
 }
@@ -111,7 +131,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 pub fn open(process: &Process, name: &[u8], request: &Request) -> Result<Arc<Queue>> {
     check_name(name)?;
     let flags = request.flags;
-    let known = all().by_name.borrow_mut().get(name).cloned();
+    let known = namespace::own().queues.find(name);
     match known {
         Some(_) if flags.contains(OpenFlags::CREAT | OpenFlags::EXCL) => Err(Errno::EEXIST),
         Some(queue) => {
@@ -143,7 +163,7 @@ fn create(process: &Process, name: &[u8], request: &Request) -> Result<Arc<Queue
     let owner = (credentials.fsuid, credentials.fsgid);
     let ino = all().inodes.next();
     let queue = Arc::new(Queue::new(name.to_vec(), size, owner, request.permissions, ino, charge));
-    all().by_name.borrow_mut().insert(name.to_vec(), queue.clone());
+    namespace::own().queues.0.borrow_mut().insert(name.to_vec(), queue.clone());
     Ok(queue)
 }
 
@@ -163,12 +183,15 @@ fn charge(user: u32, size: Size, limit: u64, is_privileged: bool) -> Result<Char
 /// lets only owners do that.
 pub fn unlink(process: &Process, name: &[u8]) -> Result<()> {
     check_name(name)?;
-    let queue = all().by_name.borrow_mut().get(name).cloned().ok_or(Errno::ENOENT)?;
+    let namespace = namespace::own();
+    let queue = namespace.queues.find(name).ok_or(Errno::ENOENT)?;
     let identity = Identity::effective(&process.credentials.borrow_mut());
-    if identity.uid != 0 && !identity.owns(&queue.attributes()) {
+    // The place of the names is that of the superuser whose namespace it is.
+    let owns_names = namespace.common.owner().user(0) == Some(identity.uid);
+    if !owns_names && !identity.owns(&queue.attributes()) {
         return Err(Errno::EPERM);
     }
-    let removed = all().by_name.borrow_mut().remove(name);
+    let removed = namespace.queues.0.borrow_mut().remove(name);
     queue.unlinked();
     drop(removed);
     Ok(())

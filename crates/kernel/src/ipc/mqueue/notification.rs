@@ -4,6 +4,7 @@ use alloc::sync::{Arc, Weak};
 
 use super::queue::Queue;
 use crate::fs::file::OpenFile;
+use crate::ipc::namespace;
 use crate::platform::saved::Saved;
 use crate::task::Process;
 use crate::task::current_process;
@@ -111,7 +112,7 @@ pub fn descriptor_closed(process: &Process, open: &OpenFile) {
 
 /// A process has ended, and with it its descriptors.
 pub fn process_ended(process: &Process) {
-    let queues =
-        super::all().by_name.borrow_mut().values().cloned().collect::<alloc::vec::Vec<_>>();
-    queues.iter().for_each(|queue| queue.forget(process));
+    for namespace in namespace::all() {
+        namespace.queues.all().iter().for_each(|queue| queue.forget(process));
+    }
 }

@@ -297,7 +297,7 @@ impl Queue {
         let state = self.state.borrow_mut();
         let (kind, signal) = state.registration.as_ref().map_or((0, 0), Registration::numbers);
         let process = state.registration.as_ref().and_then(Registration::process);
-        let pid = process.map_or(0, |process| process.pid.number());
+        let pid = process.map_or(0, |process| process.pid.for_caller());
         format!(
             "QSIZE:{:<10} NOTIFY:{kind:<5} SIGNO:{signal:<5} NOTIFY_PID:{pid:<6}\n",
             state.bytes

@@ -5,9 +5,10 @@ use alloc::sync::Arc;
 
 use super::permissions::Permissions;
 use super::registry::Object;
-use super::{IPC_PRIVATE, now_s, system_v};
+use super::{IPC_PRIVATE, SystemV, now_s};
 use crate::errno::Result;
 use crate::io::{Sink, Source};
+use crate::ipc::namespace;
 use crate::mm::backing::FileBacking;
 use crate::mm::backing::UpperPages;
 use crate::mm::shared::Placed;
@@ -81,9 +82,11 @@ impl UpperPages for SegmentPages {
     fn unmapped(&self) {
         let Some(thread) = running() else { return };
         let is_own = |segment: &Segment| core::ptr::eq(Arc::as_ptr(&segment.pages), self);
-        let own = system_v().memory.all().into_iter().find(|(_, segment)| is_own(segment));
-        if let Some((id, segment)) = own {
-            detached(id, &segment, thread.process.pid);
+        for namespace in namespace::all() {
+            let all = namespace.system_v.memory.all();
+            if let Some((id, segment)) = all.into_iter().find(|(_, segment)| is_own(segment)) {
+                return detached(&namespace.system_v, id, &segment, thread.process.pid);
+            }
         }
     }
 }
@@ -152,7 +155,7 @@ impl Segment {
 
 /// Notes that a process has detached what it has shown of a segment, which goes if
 /// it was to.
-fn detached(id: i32, segment: &Segment, pid: Pid) {
+fn detached(system_v: &SystemV, id: i32, segment: &Segment, pid: Pid) {
     let is_condemned = {
         let mut state = segment.state.borrow_mut();
         state.times_s[DETACHED] = now_s();
@@ -160,13 +163,17 @@ fn detached(id: i32, segment: &Segment, pid: Pid) {
         state.flags & SHM_DEST != 0
     };
     if is_condemned && segment.attachments() == 0 {
-        system_v().memory.remove(id);
+        system_v.memory.remove(id);
     }
 }
 
 /// A process has ended; its memory is gone if no other has it.
 pub fn process_ended(process: &Process) {
-    let segments = system_v().memory.all();
+    namespace::all().iter().for_each(|namespace| detach_all(&namespace.system_v, process));
+}
+
+fn detach_all(system_v: &SystemV, process: &Process) {
+    let segments = system_v.memory.all();
     let mm = process.mm();
     if segments.is_empty() || mm.users() > 0 {
         return;
@@ -174,21 +181,21 @@ pub fn process_ended(process: &Process) {
     let areas = mm.areas();
     for (id, segment) in segments {
         if areas.iter().any(|vma| segment.is_shown_by(vma)) {
-            detached(id, &segment, process.pid);
+            detached(system_v, id, &segment, process.pid);
         }
     }
 }
 
 /// `IPC_RMID`: the segment goes with its last attachment, and nobody finds it by
 /// its key any more.
-pub fn condemn(id: i32, segment: &Segment) {
+pub fn condemn(system_v: &SystemV, id: i32, segment: &Segment) {
     if segment.attachments() == 0 {
-        system_v().memory.remove(id);
+        system_v.memory.remove(id);
         return;
     }
     segment.state.borrow_mut().flags |= SHM_DEST;
     let key = core::mem::replace(&mut segment.permissions.borrow_mut().key, IPC_PRIVATE);
     if key != IPC_PRIVATE {
-        system_v().memory.forget_key(key);
+        system_v.memory.forget_key(key);
     }
 }

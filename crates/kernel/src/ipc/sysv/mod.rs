@@ -17,6 +17,7 @@ use messages::MessageQueue;
 use registry::Registry;
 use semaphores::SemaphoreSet;
 
+use super::namespace;
 use crate::task::Process;
 use crate::time::clock;
 
@@ -35,7 +36,7 @@ pub const IPC_INFO: u32 = 3;
 /// Does not wait (semop(2), msgsnd(2)).
 pub const IPC_NOWAIT: u32 = 0o4000;
 
-/// All objects of the sandbox. Saved.
+/// All objects of an IPC namespace. Saved.
 #[derive(Default)]
 pub struct SystemV {
     /// Sets of semaphores.
@@ -44,11 +45,6 @@ pub struct SystemV {
     pub messages: Registry<MessageQueue>,
     /// Shared memory.
     pub memory: Registry<Segment>,
-}
-
-/// The objects of the sandbox.
-pub fn system_v() -> &'static SystemV {
-    &crate::state::kernel().system_v
 }
 
 /// Seconds since the epoch.
@@ -65,7 +61,9 @@ pub fn process_ended(process: &Process) {
 
 /// Undoes what the process has done with `SEM_UNDO`.
 pub fn undo_semaphores(process: &Process) {
-    for (_, set) in system_v().semaphores.all() {
-        set.undo(process.pid);
+    for namespace in namespace::all() {
+        for (_, set) in namespace.system_v.semaphores.all() {
+            set.undo(process.pid);
+        }
     }
 }

@@ -5,10 +5,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::IPC_PRIVATE;
-use super::permissions::Permissions;
+use super::permissions::{Caller, Permissions};
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
-use crate::task::Credentials;
 
 /// Makes the object if there is none with the key (semget(2)).
 const IPC_CREAT: u32 = 0o1000;
@@ -62,7 +61,7 @@ impl<T: Object> Registry<T> {
     pub fn get(
         &self,
         (key, flags): (i32, u32),
-        caller: &Credentials,
+        caller: &Caller,
         most: usize,
         fits: impl FnOnce(&T) -> Result<()>,
         make: impl FnOnce(Permissions) -> Result<T>,
@@ -148,6 +147,7 @@ impl<T: Object> Registry<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::Credentials;
 
     struct Thing(KernelCell<Permissions>);
 
@@ -158,7 +158,8 @@ mod tests {
     }
 
     fn get(things: &Registry<Thing>, key: i32, flags: u32) -> Result<i32> {
-        let caller = Credentials { euid: 5, egid: 5, ..Credentials::default() };
+        let credentials = Credentials { euid: 5, egid: 5, ..Credentials::default() };
+        let caller = Caller { credentials, owner: Default::default() };
         let make = |permissions| Ok(Thing(KernelCell::new(permissions)));
         things.get((key, flags), &caller, 3, |_| Ok(()), make)
     }

@@ -37,7 +37,8 @@ pub fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<(
         return Err(Errno::EOPNOTSUPP);
     }
     let mut bits = bits & 0o7777;
-    if !context.identity.can(Capabilities::FSETID) && !context.identity.in_group(attributes.gid) {
+    let keeps = context.identity.can_with(&attributes, Capabilities::FSETID);
+    if !keeps && !context.identity.in_group(attributes.gid) {
         // chmod(2): one cannot make files that run as a group one is not in.
         bits &= !S_ISGID;
     }
@@ -69,17 +70,19 @@ pub fn fchmodat2(dirfd: Fd, path: UserString, Mode(mode): Mode, Flags(flags): Fl
     change_permissions(&context, &path, mode)
 }
 
-/// An id argument: -1 leaves the id alone (chown(2)).
-fn id(value: u32) -> Option<u32> {
-    (value != u32::MAX).then_some(value)
+/// An id argument: -1 leaves the id alone (chown(2)). `EINVAL` if it is none of the caller's user
+/// namespace.
+fn id(value: u32, find: impl Fn(u32) -> Option<u32>) -> Result<Option<u32>> {
+    if value == u32::MAX { Ok(None) } else { find(value).ok_or(Errno::EINVAL).map(Some) }
 }
 
 fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<()> {
     path.check_writable()?;
-    let (uid, gid) = (id(uid), id(gid));
-    let attributes = path.inode().attributes();
     let identity = &context.identity;
-    if !identity.can(Capabilities::CHOWN) {
+    let uid = id(uid, |uid| identity.users.user(uid))?;
+    let gid = id(gid, |gid| identity.users.group(gid))?;
+    let attributes = path.inode().attributes();
+    if !identity.can_with(&attributes, Capabilities::CHOWN) {
         let same_uid = uid.is_none_or(|uid| uid == attributes.uid);
         let own_gid = gid.is_none_or(|gid| gid == attributes.gid || identity.in_group(gid));
         if attributes.uid != identity.uid && (uid.is_some() || gid.is_some())

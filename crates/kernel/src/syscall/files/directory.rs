@@ -172,7 +172,7 @@ fn set_cwd(path: Path) {
 pub fn chroot(path: UserString) -> Result<()> {
     let context = Context::current();
     let path = enterable(&context, resolve(&context, AT_FDCWD, path, Follow::Yes)?)?;
-    if !context.identity.can(Capabilities::SYS_CHROOT) {
+    if !context.identity.can_in_own(Capabilities::SYS_CHROOT) {
         return Err(Errno::EPERM);
     }
     let old = core::mem::replace(&mut current_process().fs().borrow_mut().root, path);

@@ -137,7 +137,7 @@ pub(super) fn get_record_lock(
                 (held.range.end - held.range.start) as i64
             };
             flock.pid = match held.owner {
-                Owner::Process(pid) => pid.number() as i32,
+                Owner::Process(pid) => pid.for_caller() as i32,
                 Owner::Description(_) => -1,
             };
         }

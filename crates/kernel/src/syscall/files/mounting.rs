@@ -19,7 +19,9 @@ const OPTIONS_MAX: usize = 4096;
 
 /// `EPERM` unless the caller may change its tree of mounts (`may_mount`).
 fn check_may_mount(context: &Context) -> Result<()> {
-    if context.identity.can(Capabilities::SYS_ADMIN) { Ok(()) } else { Err(Errno::EPERM) }
+    let process = current_process();
+    let credentials = process.credentials.borrow_mut();
+    credentials.require_in(context.namespace.common.owner(), Capabilities::SYS_ADMIN)
 }
 
 fn own_namespace() -> Arc<MountNamespace> {

@@ -12,17 +12,33 @@ use crate::fs::permission::{Access, Identity};
 use crate::fs::walk::{Follow, walk};
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
+use crate::task::user_namespace::UserNamespace;
+
+/// The user namespace of the caller.
+fn own_users() -> UserNamespace {
+    current_process().credentials.borrow_mut().user_namespace.clone()
+}
+
+/// Attributes with the ids of the caller's user namespace.
+fn shown(mut stat: Stat) -> Stat {
+    let process = current_process();
+    let users = &process.credentials.borrow_mut().user_namespace;
+    if !users.is_initial() {
+        (stat.uid, stat.gid) = (users.shown_user(stat.uid), users.shown_group(stat.gid));
+    }
+    stat
+}
 
 /// stat(2).
 pub fn stat(path: UserString, to: UserPtr<Stat>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
-    to.write(&path.inode().attributes().to_stat())
+    to.write(&shown(path.inode().attributes().to_stat()))
 }
 
 /// lstat(2).
 pub fn lstat(path: UserString, to: UserPtr<Stat>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::No)?;
-    to.write(&path.inode().attributes().to_stat())
+    to.write(&shown(path.inode().attributes().to_stat()))
 }
 
 /// Attributes of an open file.
@@ -35,8 +51,7 @@ fn stat_of(open: &OpenFile) -> Result<Stat> {
 
 /// fstat(2).
 pub fn fstat(fd: Fd, to: UserPtr<Stat>) -> Result<()> {
-    let stat = stat_of(&*fd.file()?)?;
-    to.write(&stat)
+    to.write(&shown(stat_of(&*fd.file()?)?))
 }
 
 const STAT_FLAGS: AtFlags =
@@ -50,8 +65,7 @@ pub fn newfstatat(
     Flags(flags): Flags,
 ) -> Result<()> {
     let flags = AtFlags::parse(flags, STAT_FLAGS)?;
-    let stat = find_at(dirfd, path, flags)?.attributes.to_stat();
-    to.write(&stat)
+    to.write(&shown(find_at(dirfd, path, flags)?.attributes.to_stat()))
 }
 
 /// What is known of a file.
@@ -165,13 +179,14 @@ pub fn statx(
         return Err(Errno::EINVAL);
     }
     let Found { attributes: found, mount, is_mount_root } = find_at(dirfd, path, flags)?;
+    let users = own_users();
     let statx = Statx {
         mask: STATX_BASIC_STATS | STATX_BTIME | mount.map_or(0, |_| STATX_MNT_ID),
         blksize: 4096,
         attributes: if is_mount_root { STATX_ATTR_MOUNT_ROOT } else { 0 },
         nlink: found.nlink,
-        uid: found.uid,
-        gid: found.gid,
+        uid: users.shown_user(found.uid),
+        gid: users.shown_group(found.gid),
         mode: found.mode as u16,
         spare: 0,
         ino: found.ino,

@@ -10,6 +10,7 @@ use crate::fs::fd_table;
 use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::net::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, SocketAddress};
+use crate::net::namespace;
 use crate::net::netlink::{NETLINK_ROUTE, NETLINK_SOCK_DIAG};
 use crate::net::options;
 use crate::net::socket::{Blocking, Protocol, ShutdownHow, Socket, SocketType};
@@ -76,16 +77,17 @@ fn create(family: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Protocol>> {
     if kind > 10 {
         return Err(Errno::EINVAL);
     }
-    let net = &crate::state::kernel().net;
+    let inodes = &crate::state::kernel().net.inodes;
+    let net = namespace::own();
     let family = family as u16;
     match (family, kind) {
         (AF_INET | AF_INET6, STREAM) => match protocol {
-            IPPROTO_IP | IPPROTO_TCP => Ok(net.tcp.socket(family, &net.inodes)),
+            IPPROTO_IP | IPPROTO_TCP => Ok(net.tcp.socket(family, inodes)),
             _ => Err(Errno::EPROTONOSUPPORT),
         },
         (AF_INET | AF_INET6, DATAGRAM) => match protocol {
-            IPPROTO_IP | IPPROTO_UDP => Ok(net.udp.socket(family, &net.inodes)),
-            IPPROTO_UDPLITE => Ok(net.udp_lite.socket(family, &net.inodes)),
+            IPPROTO_IP | IPPROTO_UDP => Ok(net.udp.socket(family, inodes)),
+            IPPROTO_UDPLITE => Ok(net.udp_lite.socket(family, inodes)),
             _ => Err(Errno::EPROTONOSUPPORT),
         },
         // Of no protocol, or without CAP_NET_RAW.
@@ -93,15 +95,13 @@ fn create(family: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Protocol>> {
         (AF_INET | AF_INET6, SOCK_RAW) => Err(Errno::EPERM),
         (AF_INET | AF_INET6, _) => Err(Errno::ESOCKTNOSUPPORT),
         (AF_UNIX, _) => match protocol {
-            0 | 1 => Ok(net.unix.socket(unix_type(kind)?, &net.inodes)),
+            0 | 1 => Ok(net.unix.socket(unix_type(kind)?, inodes)),
             _ => Err(Errno::EPROTONOSUPPORT),
         },
         (AF_NETLINK, DATAGRAM | SOCK_RAW) => {
             let kind = if kind == DATAGRAM { SocketType::Datagram } else { SocketType::Raw };
             match protocol {
-                NETLINK_ROUTE | NETLINK_SOCK_DIAG => {
-                    Ok(net.netlink.socket(kind, protocol, &net.inodes))
-                }
+                NETLINK_ROUTE | NETLINK_SOCK_DIAG => Ok(net.netlink.socket(kind, protocol, inodes)),
                 _ => Err(Errno::EPROTONOSUPPORT),
             }
         }
@@ -144,8 +144,9 @@ pub fn socketpair(
         return Err(Errno::EPROTONOSUPPORT);
     }
     at.check(1)?;
-    let net = &crate::state::kernel().net;
-    let (first, second) = net.unix.pair(unix_type(kind)?, &net.inodes);
+    let inodes = &crate::state::kernel().net.inodes;
+    let net = namespace::own();
+    let (first, second) = net.unix.pair(unix_type(kind)?, inodes);
     fd_table::install_pair(at, [new_file(first, flags), new_file(second, flags)], flags)
 }
 

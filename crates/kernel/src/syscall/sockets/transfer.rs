@@ -211,7 +211,7 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
     if common.family == AF_UNIX {
         if common.options.borrow_mut().flag(options::PASSCRED) {
             let credentials = received.ancillary.credentials.unwrap_or(PeerCredentials::UNKNOWN);
-            control.put_credentials(credentials)?;
+            control.put_credentials(credentials.shown())?;
         }
         let close = flags.contains(MessageFlags::CMSG_CLOEXEC);
         let file_flags = if close { OpenFlags::CLOEXEC } else { OpenFlags::empty() };

@@ -107,7 +107,7 @@ pub fn prctl(option: u32, arguments: [u64; 4]) -> Option<Result<u64>> {
         PR_SET_KEEPCAPS => c.set_keeps_capabilities(arguments[0] == 1),
         // The right is asked for first.
         PR_CAPBSET_DROP => c
-            .require(Capabilities::SETPCAP)
+            .require_in_own(Capabilities::SETPCAP)
             .and_then(|()| one())
             .and_then(|one| c.drop_from_bounding(one)),
         PR_SET_SECUREBITS => c.set_secure_bits(arguments[0] as u32),

@@ -37,14 +37,20 @@ enum News {
 /// Who has news.
 struct Found {
     /// Its id: that of a thread if it is a tracee.
-    id: u32,
+    id: Tid,
+    /// That id as the caller sees it, also once it is nobody's any more.
+    number: u32,
     process: Arc<Process>,
     news: News,
 }
 
 impl Found {
+    fn new(id: Tid, process: Arc<Process>, news: News) -> Self {
+        Self { id, number: id.for_caller(), process, news }
+    }
+
     fn of_process(process: Arc<Process>, news: News) -> Self {
-        Self { id: process.pid.number(), process, news }
+        Self::new(process.pid.main_thread(), process, news)
     }
 }
 
@@ -152,14 +158,13 @@ impl Candidates {
         let of_tracee = || {
             self.tracees.into_iter().find_map(|thread| {
                 let code = thread.tracee.take_news(options & WNOWAIT != 0)?;
-                let (id, process) = (thread.tid().number(), thread.process.clone());
-                Some(Found { id, process, news: News::Trapped(code) })
+                Some(Found::new(thread.tid(), thread.process.clone(), News::Trapped(code)))
             })
         };
         let of_ended = || {
             let EndedTracee { tid, process, status, .. } =
                 self.ended.into_iter().next().filter(|_| hears_of_ends)?;
-            Some(Found { id: tid.number(), process, news: News::Ended(status) })
+            Some(Found::new(tid, process, News::Ended(status)))
         };
         of_child.or_else(of_traced).or_else(of_tracee).or_else(of_ended)
     }
@@ -192,8 +197,8 @@ fn wait_for(which: Processes, options: u32) -> Result<Option<Found>> {
 /// A process has heard that another one has ended, or that a tracee has.
 fn note_heard(own: &Process, found: &Found) {
     let process = &found.process;
-    if found.id != process.pid.number() {
-        kernel().tasks.tracees.forget_ended(Tid::new(found.id));
+    if found.id != process.pid.main_thread() {
+        kernel().tasks.tracees.forget_ended(found.id);
     } else if ptrace::awaited_tracer(process) == Some(own.pid) {
         tracees::heard_by_tracer(process);
     } else {
@@ -216,7 +221,7 @@ pub fn wait4(
     let Some(found) = wait_for(pid.processes()?, options | WEXITED)? else { return Ok(0) };
     status.write_if_some(&found.news.to_wait_status())?;
     usage.write_if_some(&ResourceUsage::of_child(&found.process))?;
-    Ok(found.id)
+    Ok(found.number)
 }
 
 /// waitid(2).
@@ -238,9 +243,9 @@ pub fn waitid(
     let mut options = asked;
     let which = match (kind, id) {
         (P_ALL, _) => Processes::All,
-        (P_PID, 1..) => Processes::One(Pid::new(id as u32)),
+        (P_PID, 1..) => Processes::One(Pid::from_caller(id as u32)),
         (P_PGID, 0) => Processes::Group(current_process().process_group()),
-        (P_PGID, 1..) => Processes::Group(Pgid::new(id as u32)),
+        (P_PGID, 1..) => Processes::Group(Pgid::from_caller(id as u32)),
         (P_PIDFD, 0..) => {
             if Fd(id).file()?.flags().contains(crate::fs::file::OpenFlags::NONBLOCK) {
                 options |= WNOHANG;
@@ -253,7 +258,7 @@ pub fn waitid(
     if found.is_none() && options & WNOHANG != 0 && asked & WNOHANG == 0 {
         return Err(Errno::EAGAIN);
     }
-    let Some(Found { id, process: child, news }) = found else {
+    let Some(Found { id: _, number, process: child, news }) = found else {
         return info_to.write_if_some(&SignalRecord::EMPTY);
     };
     let mut info = match news {
@@ -262,7 +267,7 @@ pub fn waitid(
         News::Continued => signal::child_continued(&child),
         News::Trapped(code) => signal::child_trapped(&child, code),
     };
-    info.set_sender(id);
+    info.set_number(number);
     info_to.write_if_some(&info.into())?;
     usage.write_if_some(&ResourceUsage::of_child(&child))
 }

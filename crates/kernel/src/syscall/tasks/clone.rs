@@ -1,23 +1,19 @@
 //! System calls that make threads and processes: clone(2), fork(2), vfork(2).
 
-use crate::args::{Fd, Flags, UserPtr, Word};
+use crate::args::{UserPtr, Word};
 use crate::errno::{Errno, Result};
-use crate::fs::mount::handle::NamespaceFile;
-use crate::ipc::pidfd::{NewPidFd, process_of};
-use crate::ipc::sysv;
+use crate::ipc::pidfd::NewPidFd;
 use crate::platform::user::UserAddress;
 use crate::task::clone::{CloneFlags, NewTask, Request};
-use crate::task::ids::Tid;
 use crate::task::signal::{SIGNAL_COUNT, Signal};
-use crate::task::{Capabilities, current_process};
 
 /// fork(2).
-pub fn fork() -> Result<Tid> {
+pub fn fork() -> Result<u32> {
     make(&Request::plain(CloneFlags::empty()), UserPtr::NULL)
 }
 
 /// vfork(2).
-pub fn vfork() -> Result<Tid> {
+pub fn vfork() -> Result<u32> {
     make(&Request::plain(CloneFlags::VM | CloneFlags::VFORK), UserPtr::NULL)
 }
 
@@ -28,7 +24,7 @@ pub fn clone(
     parent_tid: UserPtr<u32>,
     child_tid: UserAddress,
     Word(tls): Word,
-) -> Result<Tid> {
+) -> Result<u32> {
     const SIGNAL_MASK: u64 = 0xff;
     let flags = CloneFlags::from_bits_truncate(flags_and_signal & !SIGNAL_MASK & 0xffff_ffff);
     // clone(2) takes any number; one that is no signal is not sent.
@@ -56,7 +52,7 @@ pub struct CloneArgs {
 }
 
 /// clone3(2).
-pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<Tid> {
+pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<u32> {
     const OLDEST: usize = 64;
     if size < OLDEST {
         return Err(Errno::EINVAL);
@@ -88,50 +84,8 @@ pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<Tid> {
     make(&request, UserPtr::new(UserAddress(wanted.pidfd)))
 }
 
-/// unshare(2).
-pub fn unshare(Word(flags): Word) -> Result<()> {
-    let process = current_process();
-    if process.unshare(flags)? {
-        sysv::undo_semaphores(&process);
-    }
-    Ok(())
-}
-
-/// setns(2): into a tree of mounts, by its file or by a process that has it.
-pub fn setns(fd: Fd, Flags(kind): Flags) -> Result<()> {
-    const MOUNTS: u32 = CloneFlags::NEWNS.bits() as u32;
-    let open = fd.usable_file()?;
-    let namespace = if let Some(file) = open.downcast::<NamespaceFile>() {
-        if kind != 0 && kind != MOUNTS {
-            return Err(Errno::EINVAL);
-        }
-        file.namespace().clone()
-    } else {
-        let process = process_of(fd).map_err(|_| Errno::EINVAL)?;
-        if kind != MOUNTS {
-            return Err(Errno::EINVAL);
-        }
-        // It is in none any more.
-        if process.is_zombie() {
-            return Err(Errno::ESRCH);
-        }
-        process.fs().borrow_mut().namespace.clone()
-    };
-    let process = current_process();
-    {
-        let credentials = process.credentials.borrow_mut();
-        credentials.require(Capabilities::SYS_ADMIN)?;
-        credentials.require(Capabilities::SYS_CHROOT)?;
-    }
-    if process.shares_fs() || process.threads.borrow_mut().len() > 1 {
-        return Err(Errno::EINVAL);
-    }
-    process.set_mounts(&namespace);
-    Ok(())
-}
-
-/// Makes the thread or process; its id. All that can fail comes before it is there.
-fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<Tid> {
+/// Makes the thread or process; its number. All that can fail comes before it is there.
+fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<u32> {
     let has = |flags| request.flags.contains(flags);
     if has(CloneFlags::PIDFD | CloneFlags::PARENT_SETTID) && pidfd_to.0 == request.parent_tid.0 {
         return Err(Errno::EINVAL);
@@ -142,7 +96,7 @@ fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<Tid> {
     let child = task.publish()?;
     if has(CloneFlags::PARENT_SETTID) {
         // An address that cannot be written to does not fail the call.
-        let _ = request.parent_tid.write(&child.tid().number());
+        let _ = request.parent_tid.write(&child.number());
     }
     if let Some(pidfd) = pidfd {
         pidfd.install();

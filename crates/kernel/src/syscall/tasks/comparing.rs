@@ -53,7 +53,8 @@ fn order<T: Ord>(a: T, b: T) -> u32 {
 /// A thread, if the running process may look into its process (ptrace(2), "Ptrace access mode
 /// checking").
 fn inspected(number: i32) -> Result<Arc<Thread>> {
-    let thread = u32::try_from(number).ok().and_then(|tid| kernel().tasks.thread(Tid::new(tid)));
+    let thread =
+        u32::try_from(number).ok().and_then(|tid| kernel().tasks.thread(Tid::from_caller(tid)));
     let thread = thread.ok_or(Errno::ESRCH)?;
     access::check(&thread.process)?;
     Ok(thread)

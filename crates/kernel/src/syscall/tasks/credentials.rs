@@ -7,35 +7,38 @@ use crate::errno::{Errno, Result};
 use crate::sync::Borrowed;
 use crate::task::{Capabilities, Credentials, Process, current_process};
 
-fn credentials() -> Credentials {
-    current_process().credentials.borrow_mut().clone()
+/// Something that the credentials of the running process say.
+fn told<T>(look: impl FnOnce(&Credentials) -> T) -> T {
+    look(&current_process().credentials.borrow_mut())
 }
 
 /// getuid(2).
 pub fn getuid() -> Result<u32> {
-    Ok(credentials().uid)
+    Ok(told(|c| c.user_namespace.shown_user(c.uid)))
 }
 /// geteuid(2).
 pub fn geteuid() -> Result<u32> {
-    Ok(credentials().euid)
+    Ok(told(|c| c.user_namespace.shown_user(c.euid)))
 }
 /// getgid(2).
 pub fn getgid() -> Result<u32> {
-    Ok(credentials().gid)
+    Ok(told(|c| c.user_namespace.shown_group(c.gid)))
 }
 /// getegid(2).
 pub fn getegid() -> Result<u32> {
-    Ok(credentials().egid)
+    Ok(told(|c| c.user_namespace.shown_group(c.egid)))
 }
 
 /// getresuid(2).
 pub fn getresuid(real: UserPtr<u32>, effective: UserPtr<u32>, saved: UserPtr<u32>) -> Result<()> {
-    tell(credentials().users(), [real, effective, saved])
+    let ids = told(|c| c.users().map(|id| c.user_namespace.shown_user(id)));
+    tell(ids, [real, effective, saved])
 }
 
 /// getresgid(2).
 pub fn getresgid(real: UserPtr<u32>, effective: UserPtr<u32>, saved: UserPtr<u32>) -> Result<()> {
-    tell(credentials().groups_of_process(), [real, effective, saved])
+    let ids = told(|c| c.groups_of_process().map(|id| c.user_namespace.shown_group(id)));
+    tell(ids, [real, effective, saved])
 }
 
 fn tell(ids: [u32; 3], to: [UserPtr<u32>; 3]) -> Result<()> {
@@ -89,16 +92,36 @@ fn wanted<const N: usize>(asked: [u32; N], old: [u32; N]) -> [u32; N] {
     core::array::from_fn(|i| if asked[i] == UNCHANGED { old[i] } else { asked[i] })
 }
 
+/// The users of arguments, which are ids of the caller's namespace; `EINVAL` if one is none.
+fn users<const N: usize>(c: &Credentials, ids: [u32; N]) -> Result<[u32; N]> {
+    translate(ids, |id| c.user_namespace.user(id))
+}
+
+/// The same for groups.
+fn groups<const N: usize>(c: &Credentials, ids: [u32; N]) -> Result<[u32; N]> {
+    translate(ids, |id| c.user_namespace.group(id))
+}
+
+fn translate<const N: usize>(
+    mut ids: [u32; N],
+    find: impl Fn(u32) -> Option<u32>,
+) -> Result<[u32; N]> {
+    for id in ids.iter_mut().filter(|id| **id != UNCHANGED) {
+        *id = find(*id).ok_or(Errno::EINVAL)?;
+    }
+    Ok(ids)
+}
+
 /// `EPERM` unless all `ids` are among `own` or `capability` allows any.
 fn check(c: &Credentials, capability: Capabilities, ids: &[u32], own: &[u32]) -> Result<()> {
-    if ids.iter().all(|id| own.contains(id)) { Ok(()) } else { c.require(capability) }
+    if ids.iter().all(|id| own.contains(id)) { Ok(()) } else { c.require_in_own(capability) }
 }
 
 /// setresuid(2).
 pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<()> {
     let process = current_process();
     let mut c = Changing::of(&process);
-    let new = wanted([real, effective, saved], c.users());
+    let new = wanted(users(&c, [real, effective, saved])?, c.users());
     check(&c, Capabilities::SETUID, &new, &c.users())?;
     c.set_users(new);
     Ok(())
@@ -108,7 +131,7 @@ pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<()> {
 pub fn setresgid(real: u32, effective: u32, saved: u32) -> Result<()> {
     let process = current_process();
     let mut c = Changing::of(&process);
-    let new = wanted([real, effective, saved], c.groups_of_process());
+    let new = wanted(groups(&c, [real, effective, saved])?, c.groups_of_process());
     check(&c, Capabilities::SETGID, &new, &c.groups_of_process())?;
     c.set_groups(new);
     Ok(())
@@ -124,9 +147,10 @@ pub fn setuid(id: u32) -> Result<()> {
     let id = valid(id)?;
     let process = current_process();
     let mut c = Changing::of(&process);
+    let [id] = users(&c, [id])?;
     check(&c, Capabilities::SETUID, &[id], &[c.uid, c.suid])?;
     let [uid, _, suid] = c.users();
-    let new = if c.can(Capabilities::SETUID) { [id; 3] } else { [uid, id, suid] };
+    let new = if c.can_in_own(Capabilities::SETUID) { [id; 3] } else { [uid, id, suid] };
     c.set_users(new);
     Ok(())
 }
@@ -136,9 +160,10 @@ pub fn setgid(id: u32) -> Result<()> {
     let id = valid(id)?;
     let process = current_process();
     let mut c = Changing::of(&process);
+    let [id] = groups(&c, [id])?;
     check(&c, Capabilities::SETGID, &[id], &[c.gid, c.sgid])?;
     let [gid, _, sgid] = c.groups_of_process();
-    let new = if c.can(Capabilities::SETGID) { [id; 3] } else { [gid, id, sgid] };
+    let new = if c.can_in_own(Capabilities::SETGID) { [id; 3] } else { [gid, id, sgid] };
     c.set_groups(new);
     Ok(())
 }
@@ -156,7 +181,7 @@ pub fn setreuid(real: u32, effective: u32) -> Result<()> {
     let process = current_process();
     let mut c = Changing::of(&process);
     let old = c.users();
-    let new = with_saved([real, effective], old);
+    let new = with_saved(users(&c, [real, effective])?, old);
     check(&c, Capabilities::SETUID, &new[..1], &old[..2])?;
     check(&c, Capabilities::SETUID, &new[1..2], &old)?;
     c.set_users(new);
@@ -168,7 +193,7 @@ pub fn setregid(real: u32, effective: u32) -> Result<()> {
     let process = current_process();
     let mut c = Changing::of(&process);
     let old = c.groups_of_process();
-    let new = with_saved([real, effective], old);
+    let new = with_saved(groups(&c, [real, effective])?, old);
     check(&c, Capabilities::SETGID, &new[..1], &old[..2])?;
     check(&c, Capabilities::SETGID, &new[1..2], &old)?;
     c.set_groups(new);
@@ -179,7 +204,8 @@ pub fn setregid(real: u32, effective: u32) -> Result<()> {
 pub fn setfsuid(id: u32) -> Result<u32> {
     let process = current_process();
     let mut c = Changing::of(&process);
-    let (old, new) = (c.fsuid, id);
+    let (old, new) = (c.user_namespace.shown_user(c.fsuid), c.user_namespace.user(id));
+    let new = new.unwrap_or(UNCHANGED);
     let own = [c.uid, c.euid, c.suid, c.fsuid];
     if new != UNCHANGED && check(&c, Capabilities::SETUID, &[new], &own).is_ok() {
         c.set_file_user(new);
@@ -191,7 +217,8 @@ pub fn setfsuid(id: u32) -> Result<u32> {
 pub fn setfsgid(id: u32) -> Result<u32> {
     let process = current_process();
     let mut c = Changing::of(&process);
-    let (old, new) = (c.fsgid, id);
+    let (old, new) = (c.user_namespace.shown_group(c.fsgid), c.user_namespace.group(id));
+    let new = new.unwrap_or(UNCHANGED);
     let own = [c.gid, c.egid, c.sgid, c.fsgid];
     if new != UNCHANGED && check(&c, Capabilities::SETGID, &[new], &own).is_ok() {
         c.fsgid = new;
@@ -201,7 +228,11 @@ pub fn setfsgid(id: u32) -> Result<u32> {
 
 /// getgroups(2).
 pub fn getgroups(size: i32, to: UserPtr<u32>) -> Result<usize> {
-    let groups = credentials().groups;
+    let shown = |c: &Credentials| {
+        let groups = c.groups.iter().map(|&id| c.user_namespace.shown_group(id));
+        groups.collect::<alloc::vec::Vec<_>>()
+    };
+    let groups = told(shown);
     if size < 0 || size > 0 && (size as usize) < groups.len() {
         return Err(Errno::EINVAL);
     }
@@ -213,11 +244,19 @@ pub fn getgroups(size: i32, to: UserPtr<u32>) -> Result<usize> {
 
 /// setgroups(2).
 pub fn setgroups(count: usize, from: UserPtr<u32>) -> Result<()> {
-    credentials().require(Capabilities::SETGID)?;
+    let namespace = told(|c| c.user_namespace.clone());
+    // Who gives up groups may get rights that those do not have (user_namespaces(7)).
+    if !namespace.allows_setgroups() || !namespace.has_groups() {
+        return Err(Errno::EPERM);
+    }
+    told(|c| c.require_in_own(Capabilities::SETGID))?;
     if count > 65536 {
         return Err(Errno::EINVAL);
     }
-    let groups = from.read_array(count)?;
+    let mut groups = from.read_array(count)?;
+    for group in &mut groups {
+        *group = namespace.group(*group).ok_or(Errno::EINVAL)?;
+    }
     current_process().credentials.borrow_mut().groups = groups;
     Ok(())
 }

@@ -3,12 +3,14 @@
 use crate::args::PidNumber;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
-use crate::task::current_process;
 use crate::task::ids::{Pgid, Sid};
+use crate::task::process::Family;
+use crate::task::{Process, current_process};
 
-/// getppid(2): the first process has no parent.
+/// getppid(2): init has no parent.
 pub fn getppid() -> Result<u32> {
-    Ok(current_process().parent_number())
+    let own = current_process();
+    Ok(own.parent_number(&own.pid_namespace))
 }
 
 /// getpgid(2).
@@ -33,10 +35,16 @@ pub fn setsid() -> Result<Sid> {
     if !kernel().tasks.processes_where(|process| process.process_group() == group).is_empty() {
         return Err(Errno::EPERM);
     }
-    let mut family = own.family.borrow_mut();
-    family.session = session;
-    family.group = group;
+    let old = own.family.get();
+    own.family.set(Family { session, group, ..old });
+    left_group(&own, old.group);
+    own.pid_namespace.dismiss_unused(old.session.led_by().main_thread());
     Ok(session)
+}
+
+/// A process has left a group, perhaps as the last one of it.
+fn left_group(process: &Process, group: Pgid) {
+    process.pid_namespace.dismiss_unused(group.led_by().main_thread());
 }
 
 /// setpgid(2).
@@ -59,7 +67,7 @@ pub fn setpgid(pid: PidNumber, group: i32) -> Result<()> {
         return Err(Errno::EPERM);
     }
     let own_group = target.pid.led_group();
-    let group = if group == 0 { own_group } else { Pgid::new(group as u32) };
+    let group = if group == 0 { own_group } else { Pgid::from_caller(group as u32) };
     let exists = group == own_group
         || !kernel()
             .tasks
@@ -69,5 +77,6 @@ pub fn setpgid(pid: PidNumber, group: i32) -> Result<()> {
         return Err(Errno::EPERM);
     }
     target.family.borrow_mut().group = group;
+    left_group(&target, family.group);
     Ok(())
 }

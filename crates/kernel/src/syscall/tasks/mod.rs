@@ -7,6 +7,7 @@ pub mod comparing;
 mod credentials;
 pub mod futex;
 mod groups;
+pub mod namespaces;
 pub mod pidfd;
 pub mod posix_timers;
 pub mod ptrace;
@@ -40,6 +41,7 @@ use crate::task::ptrace::access;
 use crate::task::signal::Signal;
 use crate::task::timers::cpu_limit;
 use crate::task::usage::LOAD_BITS;
+use crate::task::uts::UtsNamespace;
 use crate::task::{Capabilities, Process, current, current_process, exit, fork_id};
 
 /// getpid(2).
@@ -215,8 +217,9 @@ pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<i32> {
 /// `struct new_utsname`: six fields of 65 bytes.
 pub fn uname(to: UserAddress) -> Result<()> {
     let mut name = [0u8; 6 * 65];
-    let hostname = kernel().hostname.borrow_mut().clone();
-    let domainname = kernel().shown_domainname();
+    let names = current_process().namespaces().uts.clone();
+    let hostname = names.hostname.borrow_mut().clone();
+    let domainname = names.shown_domainname();
     let fields: [&[u8]; 6] =
         [b"Linux", &hostname, RELEASE.as_bytes(), VERSION.as_bytes(), b"x86_64", &domainname];
     for (i, field) in fields.iter().enumerate() {
@@ -228,18 +231,21 @@ pub fn uname(to: UserAddress) -> Result<()> {
 
 /// sethostname(2).
 pub fn sethostname(from: UserString, len: usize) -> Result<()> {
-    *kernel().hostname.borrow_mut() = new_name(from, len)?;
+    let names = current_process().namespaces().uts.clone();
+    *names.hostname.borrow_mut() = new_name(&names, from, len)?;
     Ok(())
 }
 
 /// setdomainname(2).
 pub fn setdomainname(from: UserString, len: usize) -> Result<()> {
-    *kernel().domainname.borrow_mut() = Some(new_name(from, len)?);
+    let names = current_process().namespaces().uts.clone();
+    *names.domainname.borrow_mut() = Some(new_name(&names, from, len)?);
     Ok(())
 }
 
-fn new_name(from: UserString, len: usize) -> Result<Vec<u8>> {
-    current_process().credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
+fn new_name(names: &UtsNamespace, from: UserString, len: usize) -> Result<Vec<u8>> {
+    let owner = names.common.owner();
+    current_process().credentials.borrow_mut().require_in(owner, Capabilities::SYS_ADMIN)?;
     if len > 64 {
         return Err(Errno::EINVAL);
     }

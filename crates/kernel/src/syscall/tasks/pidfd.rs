@@ -29,10 +29,12 @@ pub fn pidfd_open(pid: PidNumber, Flags(flags): Flags) -> Result<i32> {
         return Err(Errno::EINVAL);
     }
     let tasks = &kernel().tasks;
-    let process = match tasks.process(Pid::new(pid.0 as u32)) {
+    let process = match tasks.process(Pid::from_caller(pid.0 as u32)) {
         Some(process) => process,
         // pidfd_open(2): of a thread that is not the main one.
-        None if tasks.thread(Tid::new(pid.0 as u32)).is_some() => return Err(Errno::EINVAL),
+        None if tasks.thread(Tid::from_caller(pid.0 as u32)).is_some() => {
+            return Err(Errno::EINVAL);
+        }
         None => return Err(Errno::ESRCH),
     };
     fd_table::install_new(Arc::new(PidFd { process }), flags | OpenFlags::CLOEXEC)
@@ -51,6 +53,10 @@ pub fn pidfd_send_signal(
     }
     let process = signalled(fd)?;
     let own = current_process();
+    // One that the caller has no number for (`access_pidfd_pidns` in kernel/signal.c).
+    if !own.pid_namespace.includes(&process.pid_namespace) {
+        return Err(Errno::EINVAL);
+    }
     let info = match record.read_if_some()? {
         None => signal.map(|signal| SignalInfo::from_process(signal, SI_USER, &own)),
         Some(record) if record.number() != signal.map_or(0, |signal| signal.number()) => {
@@ -59,7 +65,7 @@ pub fn pidfd_send_signal(
         Some(record) if record.is_only_for_itself() && process.pid != own.pid => {
             return Err(Errno::EPERM);
         }
-        Some(record) => signal.map(|signal| record.with_signal(signal)),
+        Some(record) => signal.map(|signal| record.with_signal(signal).written_for(&process)),
     };
     if process.is_zombie() && kernel().tasks.process(process.pid).is_none() {
         return Err(Errno::ESRCH);

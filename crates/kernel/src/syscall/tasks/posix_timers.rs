@@ -35,7 +35,7 @@ impl SignalEvent {
             // The C library makes a thread of the signal.
             SIGEV_SIGNAL | SIGEV_THREAD => Ok(Notification::Process),
             SIGEV_THREAD_ID => {
-                let thread = kernel().tasks.thread(Tid::new(self.tid as u32));
+                let thread = kernel().tasks.thread(Tid::from_caller(self.tid as u32));
                 let own = thread.filter(|t| Arc::ptr_eq(&t.process, &current().process));
                 Ok(Notification::Thread(Arc::downgrade(&own.ok_or(Errno::EINVAL)?)))
             }

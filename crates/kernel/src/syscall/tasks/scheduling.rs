@@ -336,11 +336,15 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
     let found: Vec<_> = match which {
         PRIO_PROCESS => PidNumber(who as i32).thread().into_iter().collect(),
         PRIO_PGRP => {
-            let group = if who == 0 { own.process_group() } else { Pgid::new(who) };
+            let group = if who == 0 { own.process_group() } else { Pgid::from_caller(who) };
             of_processes(&|process| process.process_group() == group)
         }
         PRIO_USER => {
-            let uid = if who == 0 { own.credentials.borrow_mut().uid } else { who };
+            let c = own.credentials.borrow_mut().clone();
+            let uid = match who {
+                0 => c.uid,
+                who => c.user_namespace.user(who).ok_or(Errno::ESRCH)?,
+            };
             of_processes(&|process| process.credentials.borrow_mut().uid == uid)
         }
         _ => return Err(Errno::EINVAL),

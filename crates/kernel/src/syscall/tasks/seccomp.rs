@@ -76,7 +76,7 @@ fn add_filter(flags: FilterFlags, program: UserPtr<FilterProgram>) -> Result<u64
     let may_restrict = {
         let thread = current();
         let credentials = thread.process.credentials.borrow_mut();
-        credentials.no_new_privileges || credentials.can(Capabilities::SYS_ADMIN)
+        credentials.no_new_privileges || credentials.can_in_own(Capabilities::SYS_ADMIN)
     };
     if !may_restrict {
         return Err(Errno::EACCES);

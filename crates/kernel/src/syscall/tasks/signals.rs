@@ -10,7 +10,6 @@ use crate::task::Process;
 use crate::task::freeze_request::takes_signal;
 use crate::task::ids::Processes;
 use crate::task::ids::{Pid, Tid};
-use crate::task::process::FIRST_PID;
 use crate::task::signal::frame::reported_stack;
 use crate::task::signal::*;
 use crate::task::thread::{current, current_process};
@@ -183,8 +182,10 @@ pub fn kill(pid: PidNumber, signal: SignalNumber) -> Result<()> {
     let targets = match pid.processes()? {
         // A process that has ended but was not waited for is still there.
         Processes::One(pid) => process_of(pid).into_iter().collect(),
-        // kill(2): -1 is everybody except the sender and init.
-        Processes::All => tasks.processes_where(|p| p.pid != own.pid && p.pid != FIRST_PID),
+        // kill(2): -1 is everybody in the namespace except the sender and init.
+        Processes::All => {
+            tasks.processes_where(|p| p.pid != own.pid && p.pid.number_in(&own.pid_namespace) > 1)
+        }
         group => tasks.processes_where(|p| group.includes(p)),
     };
     if targets.is_empty() {
@@ -233,7 +234,7 @@ fn send_to_tid(
         && !takes_signal(signal)
     {
         check_room(&process, Some(&thread), signal)?;
-        send_to_thread(&thread, info(signal));
+        send_to_thread(&thread, info(signal).written_for(&process));
     }
     Ok(())
 }
@@ -262,14 +263,14 @@ pub fn rt_sigqueueinfo(
 ) -> Result<()> {
     let info = info.read()?;
     let signal = signal.or_probe()?;
-    let target = process_of(Pid::new(pid.0 as u32)).ok_or(Errno::ESRCH)?;
+    let target = process_of(Pid::from_caller(pid.0 as u32)).ok_or(Errno::ESRCH)?;
     if target.pid != current_process().pid && info.is_only_for_itself() {
         return Err(Errno::EPERM);
     }
     check_permission(&target, signal)?;
     if let Some(signal) = signal.filter(|&signal| !takes_signal(signal)) {
         check_room(&target, None, signal)?;
-        send_to_process(&target, info.with_signal(signal));
+        send_to_process(&target, info.with_signal(signal).written_for(&target));
     }
     Ok(())
 }

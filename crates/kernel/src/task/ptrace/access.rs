@@ -10,12 +10,13 @@ pub fn check(target: &Process) -> Result<()> {
         return Ok(());
     }
     let own = own.credentials.borrow_mut().clone();
-    if own.can(Capabilities::SYS_PTRACE) {
+    let theirs = target.credentials.borrow_mut();
+    if own.can_in(&theirs.user_namespace, Capabilities::SYS_PTRACE) {
         return Ok(());
     }
-    let theirs = target.credentials.borrow_mut();
     let may = theirs.users() == [own.uid; 3]
         && theirs.groups_of_process() == [own.gid; 3]
+        && own.user_namespace == theirs.user_namespace
         && own.permitted.contains(theirs.permitted)
         && target.dumpable.get();
     if may { Ok(()) } else { Err(Errno::EPERM) }

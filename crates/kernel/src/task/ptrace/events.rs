@@ -4,12 +4,19 @@ use alloc::sync::Arc;
 
 use super::stop::stop;
 use super::{Attachment, Event, Options, Stop, begin};
+use crate::state::kernel;
 use crate::task::clone::CloneFlags;
 use crate::task::ids::Tid;
 use crate::task::process::ExitStatus;
 use crate::task::signal::{self, SI_USER, SIGCHLD, SIGSTOP, SIGTRAP, Signal, SignalInfo};
 use crate::task::thread::{Thread, current};
 use crate::task::visit;
+
+/// A thread's id as the running thread's tracer sees it, for the message of an event.
+pub fn for_tracer(tid: Tid) -> u64 {
+    let tracer = current().tracee.tracer().and_then(|by| kernel().tasks.process(by));
+    tracer.map_or(0, |tracer| tid.number_in(&tracer.pid_namespace)).into()
+}
 
 /// Stops the running thread for an event that its tracer has asked for; whether it has.
 pub fn report(event: Event, message: u64) -> bool {
@@ -73,9 +80,9 @@ pub(in crate::task) fn disinherit(child: &Thread) {
     }
 }
 
-/// The running thread, which had an id, has a new program. Without an option for that it gets a `SIGTRAP`,
+/// The running thread, which its tracer knew by a number, has a new program. Without an option for that it gets a `SIGTRAP`,
 /// if it was not seized.
-pub fn executed(old: Tid) {
+pub fn executed(old: u64) {
     let thread = current();
     let Some((attachment, options)) =
         thread.tracee.with(|tracing| (tracing.attachment, tracing.options))
@@ -85,7 +92,7 @@ pub fn executed(old: Tid) {
     visit::put_back_sites(&thread.process);
     thread.tracee.with(|tracing| tracing.debug = None);
     if options.contains(Options::EXEC) {
-        report(Event::Exec, old.number().into());
+        report(Event::Exec, old);
     } else if attachment == Attachment::Classic {
         let info = SignalInfo::from_process(SIGTRAP, SI_USER, &thread.process);
         signal::send_to_thread(&thread, info);

@@ -251,7 +251,10 @@ pub fn trace_me() -> Result<()> {
 pub fn holds_back(thread: &Thread) -> bool {
     let Some(by) = thread.tracee.tracer() else { return false };
     let tracer = kernel().tasks.process(by);
-    tracer.is_none_or(|tracer| !tracer.credentials.borrow_mut().can(Capabilities::SYS_PTRACE))
+    let users = thread.process.credentials.borrow_mut().user_namespace.clone();
+    tracer.is_none_or(|tracer| {
+        !tracer.credentials.borrow_mut().can_in(&users, Capabilities::SYS_PTRACE)
+    })
 }
 
 /// `PTRACE_ATTACH`, `PTRACE_SEIZE`: the running thread traces another one.

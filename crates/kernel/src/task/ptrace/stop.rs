@@ -31,7 +31,7 @@ impl Stop {
         let mut info = SignalInfo::new(signal, code as i32);
         let thread = current();
         let uid = thread.process.credentials.borrow_mut().uid;
-        info.payload[0] = u64::from(thread.tid().number()) | u64::from(uid) << 32;
+        info.payload[0] = u64::from(thread.own_number()) | u64::from(uid) << 32;
         Self { reason, code, info: Some(info), is_news: true }
     }
 
@@ -66,7 +66,7 @@ fn tell_tracer(thread: &Thread, code: u32) {
     let action = *tracer.signals.borrow_mut().action(SIGCHLD);
     if action.flags & Action::NOCLDSTOP == 0 && action.handler != Action::IGNORE {
         let mut info = signal::child_trapped(&thread.process, code & 0x7f);
-        info.set_sender(thread.tid().number());
+        info.set_sender(thread.tid());
         signal::send_to_process(&tracer, info);
     }
     tracer.children_changed.wake_all(Events::IN);

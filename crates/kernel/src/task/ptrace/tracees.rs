@@ -96,7 +96,17 @@ impl Tracees {
 
     /// The tracer of a thread has heard that it has ended.
     pub fn forget_ended(&self, tid: Tid) {
-        self.ended.borrow_mut().retain(|ended| ended.tid != tid);
+        let mut ended = self.ended.borrow_mut();
+        if let Some(at) = ended.iter().position(|ended| ended.tid == tid) {
+            let tracee = ended.remove(at);
+            drop(ended);
+            tracee.process.pid_namespace.dismiss(tid);
+        }
+    }
+
+    /// Whether the tracer of a thread has not heard that it has ended.
+    pub fn is_unheard(&self, tid: Tid) -> bool {
+        self.ended.borrow_mut().iter().any(|ended| ended.tid == tid)
     }
 
     /// A tracer has another id: execve(2).
@@ -136,7 +146,7 @@ pub(in crate::task) fn thread_ends(thread: &Thread, status: ExitStatus) {
         return;
     }
     let mut info = signal::child_ended(&process, SIGCHLD, status);
-    info.set_sender(tid.number());
+    info.set_sender(tid);
     tasks.tracees.note_ended(EndedTracee { tid, process, status, by });
     signal::send_to_process(&tracer, info);
     tracer.children_changed.wake_all(Events::IN);

@@ -3,8 +3,8 @@
 
 use super::frame::push_frame;
 use super::{
-    Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, Signal, SignalInfo, UNBLOCKABLE, bit,
-    default_action, take_pending,
+    Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, SYNCHRONOUS, Signal, SignalInfo,
+    UNBLOCKABLE, bit, default_action, take_pending,
 };
 use crate::errno::{Errno, Result};
 use crate::host::control;
@@ -98,6 +98,7 @@ fn act(thread: &Thread, frame: &Frame, info: SignalInfo) -> bool {
     let action = *thread.process.signals.borrow_mut().action(signal);
     match action.handler {
         Action::IGNORE => false,
+        Action::DEFAULT if is_unwanted(thread, &info) => false,
         Action::DEFAULT => {
             match default_action(signal) {
                 DefaultAction::Terminate => exit::killed_by(signal),
@@ -114,6 +115,14 @@ fn act(thread: &Thread, frame: &Frame, info: SignalInfo) -> bool {
             call_handler(thread, frame, &action, info)
         }
     }
+}
+
+/// Whether init of a PID namespace has no handler for a signal that was blocked when it came: then only
+/// faults and what cannot be caught count (`get_signal` in kernel/signal.c).
+fn is_unwanted(thread: &Thread, info: &SignalInfo) -> bool {
+    let is_fault = info.code > 0 && bit(info.signal) & SYNCHRONOUS != 0;
+    let must_act = is_fault || bit(info.signal) & UNBLOCKABLE != 0;
+    !must_act && thread.process.leads_pid_namespace()
 }
 
 /// Has the thread go on in a handler; `false` if there is no room for its frame. That is a SIGSEGV in place

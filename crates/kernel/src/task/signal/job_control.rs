@@ -26,8 +26,10 @@ pub(super) enum Prepared {
 /// What a signal does the moment it is sent, whatever the process does with it
 /// (signal(7), kill(2)): `SIGKILL` ends, `SIGCONT` continues, and a stop and a
 /// continue signal discard each other.
-pub(super) fn prepare(process: &Process, signal: Signal) -> Prepared {
-    if process.is_init.get() {
+pub(super) fn prepare(process: &Process, info: &SignalInfo) -> Prepared {
+    let signal = info.signal;
+    let cannot_be_caught = bit(signal) & UNBLOCKABLE != 0;
+    if process.is_init.get() || cannot_be_caught && process.is_shielded_from(info) {
         return Prepared::Done;
     }
     if signal == SIGKILL {
@@ -155,7 +157,8 @@ pub fn check_permission(target: &Process, signal: Option<Signal>) -> Result<()> 
     }
     let (uid, euid, may_kill) = {
         let own = own.credentials.borrow_mut();
-        (own.uid, own.euid, own.can(Capabilities::KILL))
+        let theirs = target.credentials.borrow_mut();
+        (own.uid, own.euid, own.can_in(&theirs.user_namespace, Capabilities::KILL))
     };
     let theirs = target.credentials.borrow_mut();
     let matches = [uid, euid].iter().any(|&id| id == theirs.uid || id == theirs.suid);

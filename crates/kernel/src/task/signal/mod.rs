@@ -13,6 +13,7 @@ pub use job_control::*;
 pub use number::*;
 
 use super::Process;
+use super::ids::Tid;
 use super::process::RLIMIT_SIGPENDING;
 use super::thread::{Thread, current};
 use super::wait::WaitQueue;
@@ -31,8 +32,9 @@ pub struct SignalInfo {
     pub errno: i32,
     /// `si_code`.
     pub code: i32,
-    /// Padding.
-    pub pad: i32,
+    /// Id of the process or thread whose number the payload begins with, until a receiver is known; 0 if
+    /// there is none, and in guest memory.
+    pub about: u32,
     /// What depends on the code: `si_pid` and `si_uid`, `si_addr`, `si_value`…
     pub payload: [u64; 14],
 }
@@ -49,20 +51,44 @@ pub const SI_TIMER: i32 = -2;
 impl SignalInfo {
     /// A signal without further information.
     pub fn new(signal: Signal, code: i32) -> Self {
-        Self { signal, errno: 0, code, pad: 0, payload: [0; 14] }
+        Self { signal, errno: 0, code, about: 0, payload: [0; 14] }
     }
 
     /// A signal sent by, or about, a process.
     pub fn from_process(signal: Signal, code: i32, process: &Process) -> Self {
         let mut info = Self::new(signal, code);
         let uid = process.credentials.borrow_mut().uid;
-        info.payload[0] = process.pid.number() as u64 | (uid as u64) << 32;
+        info.payload[0] = (uid as u64) << 32;
+        info.set_sender(process.pid.main_thread());
         info
     }
 
     /// Says that it was sent by, or is about, this process or thread.
-    pub fn set_sender(&mut self, id: u32) {
-        self.payload[0] = self.payload[0] >> 32 << 32 | u64::from(id);
+    pub fn set_sender(&mut self, id: Tid) {
+        self.about = id.number();
+        self.set_number(id.number());
+    }
+
+    /// Says so by the number that the receiver has for it.
+    pub fn set_number(&mut self, number: u32) {
+        self.payload[0] = self.payload[0] >> 32 << 32 | u64::from(number);
+    }
+
+    /// As a process gets it: ids are numbers of its PID namespace.
+    pub fn seen_by(mut self, receiver: &Process) -> Self {
+        if self.about != 0 {
+            self.set_number(receiver.pid_namespace.number_of(self.about));
+            self.about = 0;
+        }
+        self
+    }
+
+    /// As a process gets it that another one has written it for: a sender whom it cannot see is 0.
+    pub fn written_for(mut self, receiver: &Process) -> Self {
+        if !receiver.knows_sender() {
+            self.set_number(0);
+        }
+        self
     }
 
     /// A fault at an address.
@@ -86,8 +112,8 @@ pub struct SignalRecord {
 
 impl From<SignalInfo> for SignalRecord {
     fn from(info: SignalInfo) -> Self {
-        let SignalInfo { signal, errno, code, pad, payload } = info;
-        Self { number: signal.number(), errno, code, pad, payload }
+        let SignalInfo { signal, errno, code, about: _, payload } = info;
+        Self { number: signal.number(), errno, code, pad: 0, payload }
     }
 }
 
@@ -108,8 +134,8 @@ impl SignalRecord {
 
     /// The same for a signal.
     pub fn with_signal(self, signal: Signal) -> SignalInfo {
-        let Self { number: _, errno, code, pad, payload } = self;
-        SignalInfo { signal, errno, code, pad, payload }
+        let Self { number: _, errno, code, pad: _, payload } = self;
+        SignalInfo { signal, errno, code, about: 0, payload }
     }
 }
 
@@ -268,6 +294,13 @@ pub fn is_ignored(action: &Action, signal: Signal) -> bool {
         || action.handler == Action::DEFAULT && default_action(signal) == DefaultAction::Ignore
 }
 
+/// Whether a signal passes a process without effect: to init of a PID namespace, that is any signal
+/// without a handler (pid_namespaces(7)). [`prepare`] lets only those be stopped that may.
+fn is_ignored_by(process: &Process, action: &Action, signal: Signal) -> bool {
+    let has_no_handler = action.handler == Action::DEFAULT && signal != SIGSTOP;
+    is_ignored(action, signal) || has_no_handler && process.leads_pid_namespace()
+}
+
 /// How a signal is added to those that are pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Queueing {
@@ -320,7 +353,7 @@ pub fn queue_to_thread(thread: &Thread, info: SignalInfo) -> bool {
 
 fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> bool {
     let signal = info.signal;
-    if prepare(&thread.process, signal) == Prepared::Done {
+    if prepare(&thread.process, &info) == Prepared::Done {
         return false;
     }
     let action = *thread.process.signals.borrow_mut().action(signal);
@@ -329,10 +362,11 @@ fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> 
         (signals.mask & bit(signal) != 0, signals.awaited & bit(signal) != 0)
     };
     let is_traced = thread.tracee.is_traced();
-    if is_ignored(&action, signal) && !blocked && !awaited && !is_traced {
+    if is_ignored_by(&thread.process, &action, signal) && !blocked && !awaited && !is_traced {
         return false;
     }
     let limit = queue_limit(&thread.process);
+    let info = info.seen_by(&thread.process);
     queueing.add(&mut thread.signals.borrow_mut().pending, info, limit);
     thread.needs_attention();
     notify(thread);
@@ -355,7 +389,7 @@ pub fn queue_to_process(process: &Process, info: SignalInfo) -> bool {
 
 fn deposit_for_process(process: &Process, info: SignalInfo, queueing: Queueing) -> bool {
     let signal = info.signal;
-    if process.is_zombie() || prepare(process, signal) == Prepared::Done {
+    if process.is_zombie() || prepare(process, &info) == Prepared::Done {
         return false;
     }
     let threads = process.threads.borrow_mut().clone();
@@ -365,10 +399,11 @@ fn deposit_for_process(process: &Process, info: SignalInfo, queueing: Queueing) 
     let awaited =
         threads.iter().any(|thread| thread.signals.borrow_mut().awaited & bit(signal) != 0);
     let is_traced = willing.is_some_and(|thread| thread.tracee.is_traced());
-    if is_ignored(&action, signal) && willing.is_some() && !awaited && !is_traced {
+    if is_ignored_by(process, &action, signal) && willing.is_some() && !awaited && !is_traced {
         return false;
     }
     let limit = queue_limit(process);
+    let info = info.seen_by(process);
     queueing.add(&mut process.signals.borrow_mut().pending, info, limit);
     for thread in &threads {
         thread.needs_attention();
@@ -443,9 +478,11 @@ pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
     }
 }
 
+/// Signals that the thread itself causes.
+const SYNCHRONOUS: SignalSet =
+    bit(SIGSEGV) | bit(SIGBUS) | bit(SIGILL) | bit(SIGTRAP) | bit(SIGFPE) | bit(SIGSYS);
+
 fn take_next(queue: &mut VecDeque<SignalInfo>, wanted: SignalSet) -> Option<SignalInfo> {
-    const SYNCHRONOUS: SignalSet =
-        bit(SIGSEGV) | bit(SIGBUS) | bit(SIGILL) | bit(SIGTRAP) | bit(SIGFPE) | bit(SIGSYS);
     let candidates = set_of(queue) & wanted;
     let first = if candidates & SYNCHRONOUS != 0 { candidates & SYNCHRONOUS } else { candidates };
     let signal = Signal::from_number(first.trailing_zeros() + 1)?;

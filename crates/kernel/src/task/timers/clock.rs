@@ -72,13 +72,16 @@ impl Clock {
         let id = !(number >> 3) as u32;
         let own = &current().process;
         if number & OF_THREAD != 0 {
-            let thread =
-                if id == 0 { Some(current_arc()) } else { kernel().tasks.thread(Tid::new(id)) };
+            let thread = if id == 0 {
+                Some(current_arc())
+            } else {
+                kernel().tasks.thread(Tid::from_caller(id))
+            };
             let thread = thread.filter(|thread| Arc::ptr_eq(&thread.process, own));
             return Ok(Self::Thread(Arc::downgrade(&thread.ok_or(Errno::EINVAL)?)));
         }
         let process =
-            if id == 0 { Some(own.clone()) } else { kernel().tasks.process(Pid::new(id)) };
+            if id == 0 { Some(own.clone()) } else { kernel().tasks.process(Pid::from_caller(id)) };
         Ok(Self::Process(Arc::downgrade(&process.ok_or(Errno::EINVAL)?)))
     }
 

@@ -6,18 +6,20 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::args::Mode;
 use crate::errno::{Errno, Result};
+use crate::ipc::namespace::{left_of, own};
 use crate::ipc::sysv::memory::{SHM_LOCKED, Segment, condemn};
-use crate::ipc::sysv::permissions::{EXECUTE, READ, UserPermissions, WRITE};
+use crate::ipc::sysv::permissions::{Caller, EXECUTE, READ, UserPermissions, WRITE};
 use crate::ipc::sysv::registry::{Object, place_of};
-use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, system_v};
+use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::mm::space::{MapRequest, Placement};
 use crate::mm::vma::VmaFlags;
 use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::syscall::memory::check_room;
+use crate::task::ids::Pid;
 use crate::task::process::RLIMIT_MEMLOCK;
-use crate::task::{Capabilities, Credentials, current_process};
+use crate::task::{Capabilities, current_process};
 
 /// Most bytes of a segment (`SHMMAX`), and most pages of all (`SHMALL`).
 const SIZE_MAX: u64 = u64::MAX - (1 << 24);
@@ -37,31 +39,37 @@ const SHM_RND: u32 = 0o20000;
 const SHM_REMAP: u32 = 0o40000;
 const SHM_EXEC: u32 = 0o100000;
 
-fn caller() -> Credentials {
-    current_process().credentials.borrow_mut().clone()
+fn caller() -> Caller {
+    Caller::current()
 }
 
 /// Pages of all segments.
 fn pages_in_use() -> u64 {
-    system_v().memory.all().iter().map(|(_, segment)| segment.size.div_ceil(4096)).sum()
+    own().system_v.memory.all().iter().map(|(_, segment)| segment.size.div_ceil(4096)).sum()
 }
 
 /// shmget(2).
 pub fn shmget(key: i32, size: u64, Mode(flags): Mode) -> Result<i32> {
     let fits = |segment: &Segment| if size > segment.size { Err(Errno::EINVAL) } else { Ok(()) };
-    let id = system_v().memory.get((key, flags), &caller(), SEGMENTS_MAX, fits, |permissions| {
-        if size == 0 || size > SIZE_MAX {
-            return Err(Errno::EINVAL);
-        }
-        // Huge pages: as on a machine without any set aside.
-        if size > i64::MAX as u64 || flags & SHM_HUGETLB != 0 {
-            return Err(Errno::ENOMEM);
-        }
-        if flags & SHM_NORESERVE == 0 {
-            kernel().check_commit(size)?;
-        }
-        Segment::new(permissions, size, current_process().pid)
-    })?;
+    let id = own().system_v.memory.get(
+        (key, flags),
+        &caller(),
+        left_of(SEGMENTS_MAX, |it| it.memory.count()),
+        fits,
+        |permissions| {
+            if size == 0 || size > SIZE_MAX {
+                return Err(Errno::EINVAL);
+            }
+            // Huge pages: as on a machine without any set aside.
+            if size > i64::MAX as u64 || flags & SHM_HUGETLB != 0 {
+                return Err(Errno::ENOMEM);
+            }
+            if flags & SHM_NORESERVE == 0 {
+                kernel().check_commit(size)?;
+            }
+            Segment::new(permissions, size, current_process().pid)
+        },
+    )?;
     Ok(id)
 }
 
@@ -95,7 +103,7 @@ pub fn shmat(id: i32, UserAddress(hint): UserAddress, Mode(flags): Mode) -> Resu
         prot |= PROT_EXEC;
         access |= EXECUTE;
     }
-    let segment = system_v().memory.find(id)?;
+    let segment = own().system_v.memory.find(id)?;
     segment.permissions().get().check(access, &caller())?;
     check_room(placement, segment.size, false)?;
     let request = MapRequest {
@@ -122,7 +130,7 @@ pub fn shmdt(UserAddress(at): UserAddress) -> Result<()> {
     let mm = current_process().mm();
     let areas = mm.areas();
     let of_attachment = || areas.iter().filter(|vma| vma.start.checked_sub(at) == Some(vma.offset));
-    let segments = system_v().memory.all();
+    let segments = own().system_v.memory.all();
     let found =
         segments.iter().find(|(_, segment)| of_attachment().any(|vma| segment.is_shown_by(vma)));
     let (_, segment) = found.ok_or(Errno::EINVAL)?;
@@ -150,7 +158,8 @@ pub fn shmctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
     if id < 0 {
         return Err(Errno::EINVAL);
     }
-    let segments = &system_v().memory;
+    let namespace = own();
+    let segments = &namespace.system_v.memory;
     match command {
         IPC_INFO => limits(argument).map(u64::from),
         SHM_INFO => usage(argument).map(u64::from),
@@ -171,7 +180,7 @@ pub fn shmctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
             let segment = segments.find(id)?;
             let mut permissions = segment.permissions().get();
             permissions.check_owner(&caller())?;
-            permissions.update(&wanted.permissions)?;
+            permissions.update(&wanted.permissions, &caller().user_namespace)?;
             segment.permissions().set(permissions);
             segment.changed();
             Ok(0)
@@ -179,7 +188,7 @@ pub fn shmctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
         IPC_RMID => {
             let segment = segments.find(id)?;
             segment.permissions().get().check_owner(&caller())?;
-            condemn(id, &segment);
+            condemn(&namespace.system_v, id, &segment);
             Ok(0)
         }
         SHM_LOCK | SHM_UNLOCK => lock(&*segments.find(id)?, command).map(|()| 0),
@@ -211,14 +220,14 @@ fn lock(segment: &Segment, command: u32) -> Result<()> {
 
 fn status(id: i32, segment: &Segment) -> Status {
     let state = *segment.state.borrow_mut();
-    let mut permissions = segment.permissions().get().to_user(id);
+    let mut permissions = segment.permissions().get().to_user(id, &caller().user_namespace);
     permissions.mode |= state.flags;
     Status {
         permissions,
         size: segment.size,
         times_s: state.times_s,
-        creator: segment.creator.number(),
-        last_pid: state.last_pid,
+        creator: segment.creator.for_caller(),
+        last_pid: Pid::new(state.last_pid).for_caller(),
         attachments: segment.attachments(),
         unused: [0; 2],
     }
@@ -229,12 +238,13 @@ fn status(id: i32, segment: &Segment) -> Status {
 fn limits(to: UserAddress) -> Result<u32> {
     let most = SEGMENTS_MAX as u64;
     to.write(&[SIZE_MAX, 1, most, most, SIZE_MAX, 0, 0, 0, 0])?;
-    Ok(system_v().memory.last_place())
+    Ok(own().system_v.memory.last_place())
 }
 
 /// `struct shm_info`: segments, pages of them, pages in memory and paged out.
 fn usage(to: UserAddress) -> Result<u32> {
-    let segments = &system_v().memory;
+    let namespace = own();
+    let segments = &namespace.system_v.memory;
     let pages = pages_in_use();
     to.write(&[segments.count() as u64, pages, pages, 0, 0, 0])?;
     Ok(segments.last_place())

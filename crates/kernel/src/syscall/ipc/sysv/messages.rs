@@ -4,13 +4,15 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::args::Mode;
 use crate::errno::{Errno, Result};
+use crate::ipc::namespace::{left_of, own};
 use crate::ipc::sysv::messages::{Message, MessageQueue, QUEUE_BYTES, Wanted, Wish};
-use crate::ipc::sysv::permissions::{READ, UserPermissions, WRITE};
+use crate::ipc::sysv::permissions::{Caller, READ, UserPermissions, WRITE};
 use crate::ipc::sysv::registry::{Object, place_of};
-use crate::ipc::sysv::{IPC_INFO, IPC_NOWAIT, IPC_RMID, IPC_SET, IPC_STAT, system_v};
+use crate::ipc::sysv::{IPC_INFO, IPC_NOWAIT, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::platform::user::UserAddress;
+use crate::task::ids::Pid;
 use crate::task::wait::wait_until;
-use crate::task::{Capabilities, Credentials, current_process};
+use crate::task::{Capabilities, current_process};
 
 /// Most queues (`MSGMNI`).
 const QUEUES_MAX: usize = 32000;
@@ -27,16 +29,16 @@ const MSG_EXCEPT: u32 = 0o20000;
 /// Copies a message, by its place in the queue.
 const MSG_COPY: u32 = 0o40000;
 
-fn caller() -> Credentials {
-    current_process().credentials.borrow_mut().clone()
+fn caller() -> Caller {
+    Caller::current()
 }
 
 /// msgget(2).
 pub fn msgget(key: i32, Mode(flags): Mode) -> Result<i32> {
-    let id = system_v().messages.get(
+    let id = own().system_v.messages.get(
         (key, flags),
         &caller(),
-        QUEUES_MAX,
+        left_of(QUEUES_MAX, |it| it.messages.count()),
         |_| Ok(()),
         |permissions| Ok(MessageQueue::new(permissions)),
     )?;
@@ -54,7 +56,7 @@ pub fn msgsnd(id: i32, at: UserAddress, len: u64, Mode(flags): Mode) -> Result<(
     let len = usize::try_from(len).ok().filter(|&len| len <= MESSAGE_MAX);
     let len = len.filter(|_| id >= 0 && kind >= 1).ok_or(Errno::EINVAL)?;
     let text = at.offset(8).read_array::<u8>(len)?;
-    let queue = system_v().messages.find(id)?;
+    let queue = own().system_v.messages.find(id)?;
     let pid = current_process().pid;
     let mut message = Some(Message { kind, text });
     let mut attempt = || {
@@ -87,7 +89,7 @@ pub fn msgrcv(id: i32, to: UserAddress, len: i64, kind: i64, Mode(flags): Mode) 
     if flags & MSG_COPY != 0 && (flags & MSG_EXCEPT != 0 || flags & IPC_NOWAIT == 0) {
         return Err(Errno::EINVAL);
     }
-    let queue = system_v().messages.find(id)?;
+    let queue = own().system_v.messages.find(id)?;
     let wish = Wish {
         wanted: wanted(kind, flags),
         room,
@@ -142,7 +144,8 @@ pub fn msgctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
     if id < 0 {
         return Err(Errno::EINVAL);
     }
-    let queues = &system_v().messages;
+    let namespace = own();
+    let queues = &namespace.system_v.messages;
     match command {
         IPC_INFO | MSG_INFO => info(command, argument).map(u64::from),
         IPC_STAT => {
@@ -165,7 +168,7 @@ pub fn msgctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
             if wanted.bytes_max > QUEUE_BYTES && !caller().can(Capabilities::SYS_RESOURCE) {
                 return Err(Errno::EPERM);
             }
-            permissions.update(&wanted.permissions)?;
+            permissions.update(&wanted.permissions, &caller().user_namespace)?;
             queue.permissions().set(permissions);
             queue.changed(wanted.bytes_max);
             Ok(0)
@@ -182,22 +185,23 @@ pub fn msgctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
 }
 
 fn status(id: i32, queue: &MessageQueue) -> Status {
-    let permissions = queue.permissions().get().to_user(id);
+    let permissions = queue.permissions().get().to_user(id, &caller().user_namespace);
     queue.look(|state| Status {
         permissions,
         times_s: state.times_s,
         bytes: state.bytes,
         count: state.count() as u64,
         bytes_max: state.bytes_max,
-        last_sender: state.last_sender,
-        last_receiver: state.last_receiver,
+        last_sender: Pid::new(state.last_sender).for_caller(),
+        last_receiver: Pid::new(state.last_receiver).for_caller(),
         unused: [0; 2],
     })
 }
 
 /// `struct msginfo`: the limits, with what is in use for `MSG_INFO`.
 fn info(command: u32, to: UserAddress) -> Result<u32> {
-    let queues = &system_v().messages;
+    let namespace = own();
+    let queues = &namespace.system_v.messages;
     let (queues_max, queue_bytes) = (QUEUES_MAX as i32, QUEUE_BYTES as i32);
     let (pool, map, headers) = match command {
         MSG_INFO => {

@@ -4,13 +4,15 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::args::{Mode, UserPtr};
 use crate::errno::{Errno, Result};
-use crate::ipc::sysv::permissions::{READ, UserPermissions, WRITE};
+use crate::ipc::namespace::{left_of, own};
+use crate::ipc::sysv::permissions::{Caller, READ, UserPermissions, WRITE};
 use crate::ipc::sysv::registry::{Object, place_of};
 use crate::ipc::sysv::semaphores::{Attempt, Operation, SemaphoreSet, VALUE_MAX};
-use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, system_v};
+use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SystemV};
 use crate::platform::user::UserAddress;
+use crate::task::current_process;
+use crate::task::ids::Pid;
 use crate::task::wait::wait_until;
-use crate::task::{Credentials, current_process};
 use crate::time::{Timeout, Timespec};
 
 /// Most semaphores in a set (`SEMMSL`) and sets (`SEMMNI`).
@@ -31,13 +33,17 @@ const SEM_STAT: u32 = 18;
 const SEM_INFO: u32 = 19;
 const SEM_STAT_ANY: u32 = 20;
 
-fn caller() -> Credentials {
-    current_process().credentials.borrow_mut().clone()
+fn caller() -> Caller {
+    Caller::current()
 }
 
 /// Number of semaphores in all sets.
 fn in_use() -> usize {
-    system_v().semaphores.all().iter().map(|(_, set)| set.len()).sum()
+    in_sets(&own().system_v)
+}
+
+fn in_sets(system_v: &SystemV) -> usize {
+    system_v.semaphores.all().iter().map(|(_, set)| set.len()).sum()
 }
 
 /// semget(2).
@@ -47,16 +53,16 @@ pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<i32> {
     }
     let count = count as usize;
     let fits = |set: &SemaphoreSet| if count > set.len() { Err(Errno::EINVAL) } else { Ok(()) };
-    let id = system_v().semaphores.get(
+    let id = own().system_v.semaphores.get(
         (key, flags),
         &caller(),
-        SET_MAX as usize,
+        left_of(SET_MAX as usize, |it| it.semaphores.count()),
         fits,
         |permissions| {
             if count == 0 {
                 return Err(Errno::EINVAL);
             }
-            if in_use() + count > ALL_MAX {
+            if in_use() + count > left_of(ALL_MAX, in_sets) {
                 return Err(Errno::ENOSPC);
             }
             Ok(SemaphoreSet::new(permissions, count))
@@ -102,7 +108,7 @@ fn read_operations(
 
 fn operate(id: i32, at: UserPtr<Operation>, count: u32, timeout: Timeout) -> Result<()> {
     let operations = read_operations(id, at, count)?;
-    let set = system_v().semaphores.find(id)?;
+    let set = own().system_v.semaphores.find(id)?;
     let last = operations.iter().map(|operation| usize::from(operation.number)).max();
     if last.is_some_and(|last| last >= set.len()) {
         return Err(Errno::EFBIG);
@@ -141,7 +147,8 @@ pub fn semctl(id: i32, number: i32, command: u32, argument: UserAddress) -> Resu
     if id < 0 {
         return Err(Errno::EINVAL);
     }
-    let sets = &system_v().semaphores;
+    let namespace = own();
+    let sets = &namespace.system_v.semaphores;
     match command {
         IPC_INFO | SEM_INFO => info(command, argument).map(u64::from),
         IPC_STAT => status(id, &*sets.find(id)?, argument, Readers::Permitted).map(|()| 0),
@@ -155,7 +162,7 @@ pub fn semctl(id: i32, number: i32, command: u32, argument: UserAddress) -> Resu
             let set = sets.find(id)?;
             let mut permissions = set.permissions().get();
             permissions.check_owner(&caller())?;
-            permissions.update(&wanted.permissions)?;
+            permissions.update(&wanted.permissions, &caller().user_namespace)?;
             set.permissions().set(permissions);
             set.changed();
             Ok(0)
@@ -194,7 +201,7 @@ fn set_value(id: i32, number: i32, value: i32) -> Result<()> {
     if !(0..=VALUE_MAX).contains(&value) {
         return Err(Errno::ERANGE);
     }
-    let set = system_v().semaphores.find(id)?;
+    let set = own().system_v.semaphores.find(id)?;
     let number = usize::try_from(number).ok().filter(|&number| number < set.len());
     let number = number.ok_or(Errno::EINVAL)?;
     set.permissions().get().check(WRITE, &caller())?;
@@ -204,13 +211,13 @@ fn set_value(id: i32, number: i32, value: i32) -> Result<()> {
 
 /// What there is to know about one semaphore.
 fn one(id: i32, number: i32, command: u32) -> Result<u64> {
-    let set = system_v().semaphores.find(id)?;
+    let set = own().system_v.semaphores.find(id)?;
     set.permissions().get().check(READ, &caller())?;
     let number = u16::try_from(number).ok().filter(|&number| usize::from(number) < set.len());
     let number = number.ok_or(Errno::EINVAL)?;
     let semaphore = set.look(|state| state.semaphores[usize::from(number)]);
     Ok(match command {
-        GETPID => semaphore.last_pid.into(),
+        GETPID => Pid::new(semaphore.last_pid).for_caller().into(),
         GETVAL => semaphore.value as u64,
         GETNCNT => set.waiting(number, false) as u64,
         _ => set.waiting(number, true) as u64,
@@ -232,7 +239,7 @@ fn status(id: i32, set: &SemaphoreSet, to: UserAddress, readers: Readers) -> Res
         permissions.check(READ, &caller())?;
     }
     let status = set.look(|state| Status {
-        permissions: permissions.to_user(id),
+        permissions: permissions.to_user(id, &caller().user_namespace),
         operated_s: state.operated_s,
         changed_s: state.changed_s,
         count: state.semaphores.len() as u64,
@@ -244,7 +251,8 @@ fn status(id: i32, set: &SemaphoreSet, to: UserAddress, readers: Readers) -> Res
 /// `struct seminfo`: the limits, with what is in use for `SEM_INFO`.
 fn info(command: u32, to: UserAddress) -> Result<u32> {
     const BYTES_OF_UNDO: i32 = 20;
-    let sets = &system_v().semaphores;
+    let namespace = own();
+    let sets = &namespace.system_v.semaphores;
     let (sets_or_size, semaphores_or_value) = match command {
         SEM_INFO => (sets.count() as i32, in_use() as i32),
         _ => (BYTES_OF_UNDO, VALUE_MAX),

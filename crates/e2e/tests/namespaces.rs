@@ -1,0 +1,100 @@
+//! Programs that make namespaces other than those of mounts: util-linux, iproute2 and bubblewrap, as root of
+//! a sandbox and as one of its users.
+
+use thaw_e2e::{Outcome, run, thaw};
+
+/// Runs a script in a sandbox that sees the files of the host, as root.
+fn as_root(text: &str) -> Outcome {
+    let mut thaw = thaw();
+    thaw.args(["run", "--as-root", "--rootfs", "/", "--", "sh", "-ec", text]);
+    run(&mut thaw)
+}
+
+/// The same as an ordinary user.
+fn as_user(text: &str) -> Outcome {
+    as_root(&format!("exec setpriv --reuid 1000 --regid 1000 --clear-groups sh -ec '{text}'"))
+}
+
+#[test]
+fn a_user_is_root_of_a_namespace_and_of_nothing_else() {
+    let said = as_user(
+        "unshare -Ur sh -c \"id -u; id -g; cat /proc/self/uid_map; stat -c %u /etc/passwd
+         cat /etc/shadow 2>/dev/null || echo no shadow
+         hostname other 2>/dev/null || echo no name
+         mount -t tmpfs none /mnt 2>/dev/null || echo no mount\"
+         unshare -U id -u; id -u",
+    );
+    let map = "         0       1000          1";
+    let expected = ["0", "0", map, "65534", "no shadow", "no name", "no mount", "65534", "1000"];
+    assert_eq!(said.success().lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn names_of_the_machine_are_those_of_the_namespace() {
+    let said = as_user(
+        "unshare -Ur --uts sh -c \"hostname inside; hostname; cat /proc/sys/kernel/hostname\"
+         test $(hostname) != inside && echo outside",
+    );
+    assert_eq!(said.success(), "inside\ninside\noutside\n");
+}
+
+#[test]
+fn objects_are_found_in_their_namespace_only() {
+    let said = as_root(
+        "ipcmk -Q > /dev/null; ipcs -q | grep -c ^0x
+         unshare -i sh -c 'ipcs -q | grep -c ^0x || true; ipcmk -Q > /dev/null; ipcmk -Q > /dev/null
+         ipcs -q | grep -c ^0x'; ipcs -q | grep -c ^0x",
+    );
+    assert_eq!(said.success(), "1\n0\n2\n1\n");
+}
+
+#[test]
+fn a_network_has_a_loopback_interface_alone() {
+    let said = as_user(
+        "unshare -Urn sh -c \"ip -o link | cut -d: -f2; ip -o addr | wc -l
+         ip link set lo up; ip -o addr | wc -l
+         ip -o -4 addr | grep -o 127.0.0.1/8; ip link add a type dummy 2>/dev/null || echo no more\"
+         ip link set lo down 2>/dev/null || echo stays",
+    );
+    assert_eq!(said.success(), " lo\n0\n2\n127.0.0.1/8\nno more\nstays\n");
+}
+
+#[test]
+fn namespaces_of_a_process_are_entered() {
+    let said = as_root(
+        "mkfifo /tmp/go; unshare -u -i -n -C sh -c 'hostname inside; echo > /tmp/go; read x < /tmp/go' &
+         read x < /tmp/go
+         nsenter -t $! -u -i -n -C sh -c 'hostname; ip -o link | wc -l'
+         for kind in uts ipc net cgroup; do
+             test $(readlink /proc/$!/ns/$kind) != $(readlink /proc/self/ns/$kind) || echo same $kind
+         done
+         readlink /proc/self/ns/uts /proc/self/ns/user
+         echo > /tmp/go; wait; rm /tmp/go",
+    );
+    assert_eq!(said.success(), "inside\n1\nuts:[4026531838]\nuser:[4026531837]\n");
+}
+
+#[test]
+fn what_users_inherit_of_mounts_stays() {
+    let said = as_user(
+        "unshare -Urm sh -c \"umount /sys 2>/dev/null || echo locked
+         mount -o remount,bind,rw,suid,dev,exec /sys 2>/dev/null || echo kept
+         mount -t proc none /mnt 2>/dev/null || echo no proc; mount -t tmpfs none /mnt; stat -c %u /mnt
+         touch /mnt/file; mount --bind /mnt/file /etc/passwd; wc -c < /etc/passwd; umount /etc/passwd
+         mount --bind / /mnt 2>/dev/null || echo covers; mount --rbind / /mnt; ls /mnt/usr | grep -cx bin
+         mknod /tmp/device c 1 3 2>/dev/null || echo no device\"",
+    );
+    let expected = ["locked", "kept", "no proc", "0", "0", "covers", "1", "no device"];
+    assert_eq!(said.success().lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn bubblewrap_makes_a_sandbox_for_a_user() {
+    let said = as_user(
+        "bwrap --unshare-user --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup --ro-bind / / \\
+             --tmpfs /tmp --dev-bind /dev /dev --bind /proc /proc --hostname box sh -c \"id -u; hostname
+         ip -o -4 addr | wc -l; touch /etc/file 2>/dev/null || echo read-only; echo x > /tmp/file; cat /tmp/file\"",
+    );
+    let expected = ["1000", "box", "1", "read-only", "x"];
+    assert_eq!(said.success().lines().collect::<Vec<_>>(), expected);
+}

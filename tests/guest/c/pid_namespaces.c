@@ -1,0 +1,355 @@
+/* PID namespaces: numbers of processes in one, and outside (pid_namespaces(7)). */
+#include "guest.h"
+#include <pthread.h>
+#include <sched.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+static int pidfd_open_of(pid_t pid)
+{
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+/* A child in a new namespace, or in that for children with no flags. */
+static pid_t spawn(int flags)
+{
+    return (pid_t)syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0);
+}
+
+static void report(pid_t child)
+{
+    int status;
+    pid_t heard = waitpid(child, &status, 0);
+    if (heard != child)
+        say("waitpid: %s\n", error_name(errno));
+    else if (WIFSIGNALED(status))
+        say("killed by %d\n", WTERMSIG(status));
+    else
+        say("exit %d\n", WEXITSTATUS(status));
+}
+
+static pid_t answer;
+static void note(int signal, siginfo_t *info, void *context)
+{
+    (void)signal;
+    (void)context;
+    answer = info->si_pid;
+}
+
+static void handle(int signal)
+{
+    struct sigaction action = { .sa_sigaction = note, .sa_flags = SA_SIGINFO | SA_RESTART };
+    sigaction(signal, &action, 0);
+}
+
+static void *thread(void *tid)
+{
+    *(long *)tid = syscall(SYS_gettid);
+    return 0;
+}
+
+static void numbers(void)
+{
+    PART("numbers");
+    int pair[2];
+    socketpair(AF_UNIX, SOCK_DGRAM, 0, pair);
+    int on = 1;
+    setsockopt(pair[0], SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
+    handle(SIGCHLD);
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        say("pid %d tid %ld parent %d\n", getpid(), syscall(SYS_gettid), getppid());
+        say("group %d session %d\n", getpgrp(), getsid(0));
+        long tid = 0;
+        pthread_t other;
+        pthread_create(&other, 0, thread, &tid);
+        pthread_join(other, 0);
+        say("thread %ld\n", tid);
+        pid_t inner = fork();
+        if (inner == 0) {
+            say("pid %d parent %d\n", getpid(), getppid());
+            pid_t session = setsid();
+            say("setsid %d group %d\n", session, getpgrp());
+            _exit(4);
+        }
+        say("child %d\n", inner);
+        siginfo_t info = { 0 };
+        TRY(waitid(P_PID, (id_t)inner, &info, WEXITED));
+        say("si_pid %d, handler %d\n", info.si_pid, answer);
+        TRY(kill(inner, 0));
+        TRY(kill(getppid() + 1000000, 0));
+        TRY(getpgid(1));
+        TRY(pidfd_open_of(77777));
+        send(pair[1], "x", 1, 0);
+        _exit(7);
+    }
+    char byte, control[256];
+    struct iovec vector = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+    while (recvmsg(pair[0], &message, 0) < 0 && errno == EINTR)
+        ;
+    struct ucred *sender = (struct ucred *)CMSG_DATA(CMSG_FIRSTHDR(&message));
+    say("sender is the child: %d\n", sender->pid == child);
+    report(child);
+    say("SIGCHLD is of the child: %d\n", answer == child);
+    close(pair[0]);
+    close(pair[1]);
+    signal(SIGCHLD, SIG_DFL);
+}
+
+static void sight(void)
+{
+    PART("what is seen from inside");
+    char name[] = "/tmp/pid_namespaces.XXXXXX";
+    int file = mkstemp(name);
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    fcntl(file, F_SETLK, &lock);
+    int pair[2];
+    socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
+    int own = pidfd_open_of(getpid());
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        TRY(fcntl(file, F_GETLK, &lock));
+        say("l_pid %d\n", lock.l_pid);
+        struct ucred peer;
+        socklen_t len = sizeof peer;
+        getsockopt(pair[0], SOL_SOCKET, SO_PEERCRED, &peer, &len);
+        say("peer %d\n", peer.pid);
+        char path[64];
+        snprintf(path, sizeof path, "/proc/self/fdinfo/%d", own);
+        int fd = open(path, O_RDONLY);
+        say("fdinfo can be opened: %s\n", fd < 0 ? error_name(errno) : "yes");
+        close(fd);
+        TRY(syscall(SYS_pidfd_send_signal, own, 0, 0, 0));
+        fcntl(file, F_SETOWN, getpid());
+        say("owner %d\n", fcntl(file, F_GETOWN));
+        _exit(0);
+    }
+    report(child);
+    say("owner is the child's id: %d\n", fcntl(file, F_GETOWN) == child || fcntl(file, F_GETOWN) == 0);
+    unlink(name);
+    close(file);
+    close(own);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+static void guarded(void)
+{
+    PART("signals to init");
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        TRY(kill(1, SIGTERM));
+        TRY(kill(1, SIGKILL));
+        TRY(raise(SIGSTOP));
+        pid_t inner = fork();
+        if (inner == 0) {
+            kill(1, SIGKILL);
+            kill(1, SIGSTOP);
+            kill(1, SIGTERM);
+            _exit(0);
+        }
+        waitpid(inner, 0, 0);
+        handle(SIGUSR1);
+        inner = fork();
+        if (inner == 0) {
+            kill(1, SIGUSR1);
+            _exit(0);
+        }
+        waitpid(inner, 0, 0);
+        say("a handler hears of %d\n", answer == inner);
+        TRY(kill(-1, 0));
+        say("still there\n");
+        _exit(5);
+    }
+    report(child);
+    int ready[2];
+    pipe(ready);
+    sigset_t user;
+    sigemptyset(&user);
+    sigaddset(&user, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &user, 0);
+    child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        handle(SIGUSR1);
+        answer = -1;
+        write(ready[1], "x", 1);
+        sigset_t none;
+        sigemptyset(&none);
+        while (answer == -1)
+            sigsuspend(&none);
+        say("sender from outside is %d\n", answer);
+        write(ready[1], "x", 1);
+        for (;;)
+            pause();
+    }
+    char byte;
+    read(ready[0], &byte, 1);
+    kill(child, SIGTERM);
+    kill(child, SIGUSR1);
+    read(ready[0], &byte, 1);
+    kill(child, SIGKILL);
+    report(child);
+    sigprocmask(SIG_UNBLOCK, &user, 0);
+    close(ready[0]);
+    close(ready[1]);
+}
+
+static void end_of_init(void)
+{
+    PART("the end of init");
+    int pipe_[2];
+    pipe(pipe_);
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        for (int i = 0; i < 3; i++)
+            if (fork() == 0) {
+                signal(SIGTERM, SIG_IGN);
+                if (i == 1) {
+                    pid_t below = spawn(CLONE_NEWPID);
+                    if (below == 0)
+                        for (;;)
+                            pause();
+                }
+                for (;;)
+                    pause();
+            }
+        close(pipe_[1]);
+        _exit(3);
+    }
+    close(pipe_[1]);
+    char byte;
+    report(child);
+    say("nobody is left: %zd\n", read(pipe_[0], &byte, 1));
+    close(pipe_[0]);
+}
+
+static void orphans(void)
+{
+    PART("orphans");
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        int ready[2];
+        pipe(ready);
+        pid_t middle = fork();
+        if (middle == 0) {
+            if (fork() == 0) {
+                char byte;
+                close(ready[1]);
+                read(ready[0], &byte, 1);
+                say("an orphan's parent is %d\n", getppid());
+                _exit(9);
+            }
+            _exit(0);
+        }
+        waitpid(middle, 0, 0);
+        close(ready[0]);
+        close(ready[1]);
+        int status;
+        say("its number is %d\n", waitpid(-1, &status, 0));
+        say("its status is %d\n", WEXITSTATUS(status));
+        _exit(0);
+    }
+    report(child);
+}
+
+static void unshared(void)
+{
+    PART("unshare");
+    pid_t child = fork();
+    if (child == 0) {
+        TRY(unshare(CLONE_NEWPID));
+        TRY(unshare(CLONE_NEWPID));
+        TRY(spawn(CLONE_NEWPID));
+        long tid;
+        pthread_t other;
+        say("thread: %s\n", error_name(pthread_create(&other, 0, thread, &tid)));
+        char link[64];
+        TRY(readlink("/proc/self/ns/pid_for_children", link, sizeof link));
+        pid_t first = fork();
+        if (first == 0)
+            for (;;)
+                pause();
+        pid_t second = fork();
+        if (second == 0) {
+            say("pid %d parent %d\n", getpid(), getppid());
+            _exit(0);
+        }
+        report(second);
+        int fd = open("/proc/self/ns/pid_for_children", O_RDONLY);
+        say("it has a file: %d\n", fd >= 0);
+        close(fd);
+        kill(first, SIGKILL);
+        report(first);
+        TRY(fork());
+        _exit(0);
+    }
+    report(child);
+}
+
+static void entered(void)
+{
+    PART("setns");
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0)
+        for (;;)
+            pause();
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/pid", child);
+    int theirs = open(path, O_RDONLY | O_CLOEXEC), own = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);
+    TRY(setns(theirs, CLONE_NEWNS));
+    TRY(setns(theirs, CLONE_NEWPID));
+    pid_t entered = fork();
+    if (entered == 0) {
+        say("pid %d parent %d\n", getpid(), getppid());
+        TRY(setns(own, 0));
+        TRY(setns(theirs, 0));
+        TRY(prctl(PR_SET_CHILD_SUBREAPER, 1));
+        _exit(6);
+    }
+    report(entered);
+    TRY(setns(own, 0));
+    kill(child, SIGKILL);
+    report(child);
+    TRY(setns(theirs, 0));
+    TRY(fork());
+    TRY(setns(own, 0));
+}
+
+static void nested(void)
+{
+    PART("levels");
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        int level = 1;
+        for (;;) {
+            pid_t below = spawn(CLONE_NEWPID);
+            if (below < 0) {
+                say("level %d: %s\n", level, error_name(errno));
+                _exit(0);
+            }
+            if (below > 0) {
+                waitpid(below, 0, 0);
+                _exit(0);
+            }
+            level++;
+        }
+    }
+    report(child);
+}
+
+int main(void)
+{
+    numbers();
+    sight();
+    guarded();
+    end_of_init();
+    orphans();
+    unshared();
+    entered();
+    nested();
+    return 0;
+}
