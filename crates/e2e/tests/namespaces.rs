@@ -1,7 +1,9 @@
 //! Programs that make namespaces other than those of mounts: util-linux, iproute2 and bubblewrap, as root of
 //! a sandbox and as one of its users.
 
-use thaw_e2e::{Outcome, run, thaw};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Outcome, home_with_box, ok, pause_until_hibernated, run, thaw,
+};
 
 /// Runs a script in a sandbox that sees the files of the host, as root.
 fn as_root(text: &str) -> Outcome {
@@ -97,4 +99,29 @@ fn bubblewrap_makes_a_sandbox_for_a_user() {
     );
     let expected = ["1000", "box", "1", "read-only", "x"];
     assert_eq!(said.success().lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn namespaces_are_part_of_what_is_frozen() {
+    let programs = ["sh", "cat", "wc", "setsid", "unshare", "nsenter", "hostname", "sleep", "id"];
+    let home = home_with_box("namespaces", &[], &programs, "");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    let sh = |sandbox: &str, text: &str| {
+        ok(&home, &["exec", sandbox, "--user", "0", "--", "sh", "-ec", text])
+    };
+    let enter = "nsenter -t $(cat /pid) -U -u -n --preserve-credentials";
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let begin = "setsid unshare -Urun sh -c 'hostname inside; exec sleep 10000' > /dev/null 2>&1 < /dev/null &
+         echo $! > /pid";
+    sh("one", &format!("{begin}; until [ \"$({enter} hostname)\" = inside ]; do sleep 0.1; done"));
+    ok(&home, &["sandbox", "fork", "one", "--name", "copy"]);
+    ok(&home, &["sandbox", "checkpoint", "one", "point"]);
+    ok(&home, &["sandbox", "create", "--checkpoint", "point", "--name", "again"]);
+    pause_until_hibernated(&home, "one");
+    for sandbox in ["copy", "again", "one"] {
+        let inside =
+            format!("{enter} sh -c 'hostname; cat /proc/self/uid_map; wc -l < /proc/net/if_inet6'");
+        let said = sh(sandbox, &format!("{inside}; test $(hostname) != inside && echo outside"));
+        assert_eq!(said, "inside\n         0          0          1\n0\noutside\n", "{sandbox}");
+    }
 }

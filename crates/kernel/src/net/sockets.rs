@@ -13,6 +13,7 @@ use super::socket::{Protocol, Socket};
 use crate::platform::kernel_lock;
 use crate::state::kernel;
 use crate::task::ids::Pid;
+use crate::task::thread::running;
 use crate::task::{Process, scheduler};
 
 /// How many descriptors are looked at in one step.
@@ -142,7 +143,7 @@ impl Walk {
             Some(socket) if is_wanted(&*socket) => {
                 self.waiting.extend(socket.waiting_connections());
                 let (uid, ino) = (process.credentials.borrow_mut().fsuid, socket.common().ino);
-                list(socket, uid, ino)
+                list(socket, shown_user(uid), ino)
             }
             _ => Step::Nothing,
         }
@@ -169,6 +170,13 @@ impl Walk {
         }
         None
     }
+}
+
+/// The id of a user in the user namespace of who looks.
+fn shown_user(uid: u32) -> u32 {
+    running().map_or(uid, |thread| {
+        thread.process.credentials.borrow_mut().user_namespace.shown_user(uid)
+    })
 }
 
 fn list(socket: Arc<dyn Protocol>, uid: u32, ino: u64) -> Step {

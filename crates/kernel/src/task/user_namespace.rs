@@ -16,7 +16,7 @@ use crate::sync::KernelCell;
 /// What an id is shown as that a namespace does not know (`/proc/sys/kernel/overflowuid`).
 pub const OVERFLOW_ID: u32 = 65534;
 
-/// Deepest level of a namespace below the initial one.
+/// Deepest level below the initial namespace at which others can be made (`create_user_ns`).
 const LEVEL_MAX: u32 = 32;
 
 /// Lines of a map.
@@ -116,7 +116,7 @@ impl UserNamespace {
     pub fn create(maker: &Credentials) -> Result<Self> {
         let parent = &maker.user_namespace;
         let level = parent.level() + 1;
-        if level > LEVEL_MAX {
+        if parent.level() > LEVEL_MAX {
             return Err(Errno::ENOSPC);
         }
         if !parent.knows_user(maker.euid) || !parent.knows_group(maker.egid) {
@@ -490,7 +490,7 @@ mod tests {
         let _sandbox = Sandbox::new();
         let root = Credentials::of_user(0, 0);
         let mut deepest = root.clone();
-        for _ in 0..LEVEL_MAX {
+        for _ in 0..=LEVEL_MAX {
             let child = UserNamespace::create(&deepest).unwrap();
             child.write_map(Ids::Users, b"0 0 1", &deepest, &deepest).unwrap();
             child.write_map(Ids::Groups, b"0 0 1", &deepest, &deepest).unwrap();
