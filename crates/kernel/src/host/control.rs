@@ -301,6 +301,7 @@ pub fn say_lack(flags: u32, kind: u32, bytes: u64, name: &[u8]) {
 ///
 /// # Errors
 /// Nobody will read it.
+#[inline(never)]
 pub fn send_to(socket: HostFd, kind: u32, sequence: u64, parts: [&[u8]; 2]) -> Result<()> {
     /// Bytes of a short message.
     const SHORT: usize = 256;

@@ -65,6 +65,7 @@ struct Queue {
 
 impl Closing {
     /// Closes files, now, or by whoever is closing others.
+    #[inline(never)]
     fn close(&self, files: Vec<Arc<OpenFile>>) {
         let mut queue = self.0.borrow_mut();
         queue.files.extend(files);

@@ -85,6 +85,7 @@ impl Tasks {
     }
 
     /// The process with an id, unless it is gone.
+    #[inline(never)]
     pub fn process(&self, pid: Pid) -> Option<Arc<Process>> {
         self.processes.borrow_mut().get(&pid).cloned()
     }
@@ -95,6 +96,7 @@ impl Tasks {
     }
 
     /// The thread with an id.
+    #[inline(never)]
     pub fn thread(&self, tid: Tid) -> Option<Arc<Thread>> {
         self.threads.borrow_mut().get(&tid).cloned()
     }

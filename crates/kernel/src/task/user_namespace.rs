@@ -344,7 +344,7 @@ impl UserNamespace {
         match &self.0 {
             _ if id == NO_ID => None,
             None => Some(id),
-            Some(inner) => inner.cell(ids).borrow_mut().global(id),
+            Some(inner) => inner.global(ids, id),
         }
     }
 
@@ -352,7 +352,7 @@ impl UserNamespace {
         match &self.0 {
             _ if id == NO_ID => None,
             None => Some(id),
-            Some(inner) => inner.cell(ids).borrow_mut().id_of(id),
+            Some(inner) => inner.id_of(ids, id),
         }
     }
 }
@@ -388,6 +388,16 @@ impl Extent {
 }
 
 impl Inner {
+    #[inline(never)]
+    fn global(&self, ids: Ids, id: u32) -> Option<u32> {
+        self.cell(ids).borrow_mut().global(id)
+    }
+
+    #[inline(never)]
+    fn id_of(&self, ids: Ids, id: u32) -> Option<u32> {
+        self.cell(ids).borrow_mut().id_of(id)
+    }
+
     fn cell(&self, ids: Ids) -> &KernelCell<Map> {
         match ids {
             Ids::Users => &self.users,

@@ -78,6 +78,7 @@ pub fn end_to_count(now_ns: u64) -> u64 {
 
 /// CPU time of a thread that has not been counted, in nanoseconds. That of the thread which this vCPU
 /// runs is counted with this.
+#[inline(never)]
 pub fn uncounted_ns(thread: &Thread) -> u64 {
     let now_ns = Machine::monotonic_ns();
     if core::ptr::eq(own_vcpu().running(), thread) {
