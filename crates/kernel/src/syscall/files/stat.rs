@@ -19,26 +19,30 @@ fn own_users() -> UserNamespace {
     current_process().credentials.borrow_mut().user_namespace.clone()
 }
 
-/// Attributes with the ids of the caller's user namespace.
-fn shown(mut stat: Stat) -> Stat {
+/// Writes attributes, with the ids of the caller's user namespace.
+fn show(mut stat: Stat, to: UserPtr<Stat>) -> Result<()> {
+    translate(&mut stat);
+    to.write(&stat)
+}
+
+fn translate(stat: &mut Stat) {
     let process = current_process();
     let users = &process.credentials.borrow_mut().user_namespace;
     if !users.is_initial() {
         (stat.uid, stat.gid) = (users.shown_user(stat.uid), users.shown_group(stat.gid));
     }
-    stat
 }
 
 /// stat(2).
 pub fn stat(path: UserString, to: UserPtr<Stat>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
-    to.write(&shown(path.inode().attributes().to_stat()))
+    show(path.inode().attributes().to_stat(), to)
 }
 
 /// lstat(2).
 pub fn lstat(path: UserString, to: UserPtr<Stat>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::No)?;
-    to.write(&shown(path.inode().attributes().to_stat()))
+    show(path.inode().attributes().to_stat(), to)
 }
 
 /// Attributes of an open file.
@@ -51,7 +55,7 @@ fn stat_of(open: &OpenFile) -> Result<Stat> {
 
 /// fstat(2).
 pub fn fstat(fd: Fd, to: UserPtr<Stat>) -> Result<()> {
-    to.write(&shown(stat_of(&*fd.file()?)?))
+    show(stat_of(&*fd.file()?)?, to)
 }
 
 const STAT_FLAGS: AtFlags =
@@ -65,7 +69,7 @@ pub fn newfstatat(
     Flags(flags): Flags,
 ) -> Result<()> {
     let flags = AtFlags::parse(flags, STAT_FLAGS)?;
-    to.write(&shown(find_at(dirfd, path, flags)?.attributes.to_stat()))
+    show(find_at(dirfd, path, flags)?.attributes.to_stat(), to)
 }
 
 /// What is known of a file.
