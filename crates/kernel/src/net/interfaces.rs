@@ -248,8 +248,18 @@ fn routes_of(interfaces: &[Interface]) -> Vec<Route> {
             routes.push(Route { gateway: Some(gateway), source: None, ..default });
         }
     }
-    routes.sort_by_key(|route| core::cmp::Reverse(route.prefix_len));
-    routes
+    narrowest_first(routes)
+}
+
+/// Routes by the length of their prefix, otherwise in their order. There are few: the code of a stable
+/// sort would take more of the kernel's page (docs/decisions/0009).
+fn narrowest_first(routes: Vec<Route>) -> Vec<Route> {
+    let mut ordered: Vec<Route> = Vec::new();
+    for route in routes {
+        let wider = ordered.iter().position(|known| known.prefix_len < route.prefix_len);
+        ordered.insert(wider.unwrap_or(ordered.len()), route);
+    }
+    ordered
 }
 
 fn network_of(ip: IpAddr, prefix_len: u8) -> IpAddr {

@@ -265,9 +265,10 @@ impl Remote {
     /// Takes out a process that has so many streams: one of an earlier boot if there is one.
     fn take(&self, id: u64, streams: usize) -> Option<Known> {
         let mut processes = self.processes.borrow_mut();
-        processes.sort_by_key(|known| known.is_known.get().is_some());
         let is_it = |known: &Known| known.id == id && known.ends.len() == streams;
-        let at = processes.iter().position(is_it)?;
+        let is_of_earlier = |known: &Known| known.is_known.get().is_none() && is_it(known);
+        let at = processes.iter().position(is_of_earlier);
+        let at = at.or_else(|| processes.iter().position(is_it))?;
         Some(processes.swap_remove(at))
     }
 

@@ -239,7 +239,7 @@ impl Mount {
     /// What is mounted on directories of this mount, in the order of their numbers.
     fn children(&self) -> Vec<Arc<Mount>> {
         let mut all: Vec<Arc<Mount>> = self.children.borrow_mut().values().cloned().collect();
-        all.sort_by_key(|mount| mount.id);
+        all.sort_unstable_by_key(|mount| mount.id);
         all
     }
 
