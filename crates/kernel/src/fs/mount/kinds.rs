@@ -43,7 +43,7 @@ pub(super) fn open(kind: &[u8], options: &[u8], access: Access) -> Result<Arc<Fi
 
 /// `EPERM` unless the caller may mount this file system: outside of the initial user namespace, some
 /// may be mounted only (`FS_USERNS_MOUNT`), and one that shows a namespace by those alone who have
-/// capabilities over that.
+/// capabilities over that. `ENODEV`: there is none.
 fn check_may_open(kind: &[u8]) -> Result<()> {
     let process = current_process();
     let mounter = process.credentials.borrow_mut().clone();
@@ -55,7 +55,9 @@ fn check_may_open(kind: &[u8]) -> Result<()> {
         b"proc" => Kind::Pid,
         b"sysfs" => Kind::Net,
         b"cgroup2" => Kind::Cgroup,
-        _ => return Err(Errno::EPERM),
+        b"devtmpfs" => return Err(Errno::EPERM),
+        _ if kernel().fs.shared(kind).is_some() => return Err(Errno::EPERM),
+        _ => return Err(Errno::ENODEV),
     };
     let owner = Namespace::of(&process, shown).owner().unwrap_or_default();
     mounter.require_in(&owner, Capabilities::SYS_ADMIN)
