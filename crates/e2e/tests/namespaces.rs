@@ -106,6 +106,20 @@ fn what_mounts_hide_stays_hidden() {
 }
 
 #[test]
+fn namespaces_below_can_be_forbidden() {
+    let said = as_user(
+        "unshare -Ur sh -c \"echo 1 > /proc/sys/user/max_user_namespaces; cat /proc/sys/user/max_user_namespaces
+         unshare -U unshare -U true 2>/dev/null || echo one alone; unshare -U true && echo again\"
+         unshare -U unshare -U true && echo outside
+         echo 1 2>/dev/null > /proc/sys/user/max_user_namespaces || echo root alone
+         bwrap --unshare-user --disable-userns --ro-bind / / --proc /proc --dev /dev \\
+             sh -c \"unshare -U true 2>/dev/null || echo disabled\"",
+    );
+    let expected = ["1", "one alone", "again", "outside", "root alone", "disabled"];
+    assert_eq!(said.success().lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn bubblewrap_makes_a_sandbox_for_a_user() {
     let said = as_user(
         "bwrap --unshare-user --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup --ro-bind / / \\
