@@ -79,11 +79,12 @@ fn memory(kind: &'static str, options: &Options, access: Access) -> Result<Arc<F
     Ok(Filesystem::of_program((number, users), kind, Dentry::root(root), &text, access))
 }
 
-/// The terminals, under another root: those of all devpts are the same here.
+/// The terminals, under another root: those of all devpts are the same here, but for those made outside of
+/// the mounter's user namespace.
 fn terminals(options: &Options, access: Access) -> Result<Arc<Filesystem>> {
     let number = kernel().fs.registry.new_filesystem();
     let users = current_process().credentials.borrow_mut().user_namespace.clone();
-    let root = Dentry::root(devpts::root(options.ptmx_mode.unwrap_or(0)));
+    let root = Dentry::root(devpts::root(options.ptmx_mode.unwrap_or(0), users.clone()));
     let text = options.text_of_terminals();
     Ok(Filesystem::of_program((number, users), DEVPTS, root, &text, access))
 }
