@@ -226,6 +226,8 @@ static void look_at(pid_t other)
         int fd = open(path, O_RDONLY | O_CLOEXEC);
         say("%s: %s\n", files[at], fd < 0 ? error_name(errno) : "open");
     }
+    snprintf(path, sizeof path, "/proc/%d/comm", other);
+    say("comm: %s\n", put(path, "other") < 0 ? error_name(errno) : "written");
     int pidfd = (int)MUST(syscall(SYS_pidfd_open, other, 0));
     int stolen = (int)syscall(SYS_pidfd_getfd, pidfd, 0, 0);
     say("getfd: %s\n", stolen < 0 ? error_name(errno) : "done");

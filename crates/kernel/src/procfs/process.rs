@@ -16,7 +16,7 @@ use crate::task::ids::{Pid, Tid};
 use crate::task::namespace::Kind;
 use crate::task::pid_namespace::PidNamespace;
 use crate::task::ptrace::access;
-use crate::task::{Process, Thread};
+use crate::task::{Process, Thread, current_process};
 
 /// Parses a process or thread id: decimal, no leading zero.
 fn parse_id(name: &[u8]) -> Option<u32> {
@@ -340,7 +340,12 @@ fn set_name(tid: Tid, text: &[u8]) -> Result<()> {
     let len = text.len().min(15);
     let mut name = [0; 16];
     name[..len].copy_from_slice(&text[..len]);
-    thread(tid)?.name.set(name);
+    let thread = thread(tid)?;
+    // `comm_write` (fs/proc/base.c).
+    if thread.process.pid != current_process().pid {
+        return Err(Errno::EINVAL);
+    }
+    thread.name.set(name);
     Ok(())
 }
 
