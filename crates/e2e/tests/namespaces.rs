@@ -109,8 +109,8 @@ fn what_mounts_hide_stays_hidden() {
 fn namespaces_below_can_be_forbidden() {
     let said = as_user(
         "unshare -Ur sh -c \"echo 1 > /proc/sys/user/max_user_namespaces; cat /proc/sys/user/max_user_namespaces
-         unshare -U unshare -U true 2>/dev/null || echo one alone; unshare -U true && echo again\"
-         unshare -U unshare -U true && echo outside
+         unshare -Ur unshare -Ur true 2>/dev/null || echo one alone; unshare -Ur true && echo again\"
+         unshare -Ur unshare -Ur true && echo outside
          echo 1 2>/dev/null > /proc/sys/user/max_user_namespaces || echo root alone
          bwrap --unshare-user --disable-userns --ro-bind / / --proc /proc --dev /dev \\
              sh -c \"unshare -U true 2>/dev/null || echo disabled\"",
