@@ -91,6 +91,35 @@ fn what_users_inherit_of_mounts_stays() {
 }
 
 #[test]
+fn what_mounts_hide_stays_hidden() {
+    let said = as_root(
+        "mkdir -p /srv/low/secret /srv/low/open /srv/to; echo hidden > /srv/low/secret/file
+         mount -t tmpfs none /srv/low/secret
+         unshare -Urm sh -c 'mount --make-unbindable /srv/low/secret
+             mount --rbind /srv/low /srv/to 2>/dev/null || echo refused
+             mount --bind /srv/low /srv/to 2>/dev/null || echo covers
+             cat /srv/to/secret/file 2>/dev/null || echo nothing
+             mount --bind /srv/low/open /srv/to && echo bound
+             mount --bind /etc/hostname /etc/issue && cmp /etc/hostname /etc/issue && echo same'",
+    );
+    assert_eq!(said.success(), "refused\ncovers\nnothing\nbound\nsame\n");
+}
+
+#[test]
+fn namespaces_below_can_be_forbidden() {
+    let said = as_user(
+        "unshare -Ur sh -c \"echo 1 > /proc/sys/user/max_user_namespaces; cat /proc/sys/user/max_user_namespaces
+         unshare -Ur unshare -Ur true 2>/dev/null || echo one alone; unshare -Ur true && echo again\"
+         unshare -Ur unshare -Ur true && echo outside
+         echo 1 2>/dev/null > /proc/sys/user/max_user_namespaces || echo root alone
+         bwrap --unshare-user --disable-userns --ro-bind / / --proc /proc --dev /dev \\
+             sh -c \"unshare -U true 2>/dev/null || echo disabled\"",
+    );
+    let expected = ["1", "one alone", "again", "outside", "root alone", "disabled"];
+    assert_eq!(said.success().lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn bubblewrap_makes_a_sandbox_for_a_user() {
     let said = as_user(
         "bwrap --unshare-user --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup --ro-bind / / \\

@@ -10,7 +10,9 @@
 #include <sys/ipc.h>
 #include <sys/mount.h>
 #include <sys/msg.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/utsname.h>
 
@@ -125,6 +127,7 @@ static void rights(void)
     TRY(mknod("/tmp/namespaces-device", S_IFCHR | 0600, 0x103));
     TRY(unshare(CLONE_NEWNS));
     TRY(mount("none", "/tmp", "devtmpfs", 0, NULL));
+    TRY(mount("none", "/tmp", "none at all", 0, NULL));
     TRY(mount("none", "/tmp", "tmpfs", 0, "uid=5"));
     TRY(mount("none", "/tmp", "tmpfs", 0, NULL));
     struct stat st;
@@ -132,6 +135,8 @@ static void rights(void)
     say("%o %u %u\n", st.st_mode, st.st_uid, st.st_gid);
     TRY(mkdir("/tmp/a", 0755));
     TRY(mknod("/tmp/device", S_IFCHR | 0600, 0x103));
+    TRY(mknod("/tmp/whiteout", S_IFCHR | 0600, 0));
+    TRY(open("/tmp/whiteout", O_RDONLY));
     TRY(mount("/tmp/a", "/tmp/a", NULL, MS_BIND, NULL));
     TRY(umount("/tmp/a"));
     TRY(umount("/proc"));
@@ -189,6 +194,111 @@ static void objects(void)
     }
     MUST(waitpid(child, NULL, 0));
     TRY(msgget(0x77777, 0));
+}
+
+static void memory(void)
+{
+    become_root(CLONE_NEWIPC);
+    int segment = (int)MUST(shmget(IPC_PRIVATE, 8192, IPC_CREAT | 0600));
+    void *first = shmat(segment, NULL, 0), *second = shmat(segment, NULL, 0);
+    IS(first != (void *)-1 && second != (void *)-1);
+    TRY(unshare(CLONE_NEWIPC));
+    TRY(shmdt(first));
+    TRY(shmdt(first));
+    TRY(shmdt(second));
+}
+
+/* What a process in a namespace sees of one of the same user outside of it, and the other way round. */
+static void look_at(pid_t other)
+{
+    static const char *const links[] = {"root", "cwd", "exe", "fd/0", "ns/net"};
+    static const char *const files[] = {"environ", "maps",  "smaps",    "auxv",
+                                        "status",  "stat", "mountinfo", "fd",
+                                        "root/etc", "cwd/.", "mem"};
+    char path[64], target[64];
+    for (size_t at = 0; at < sizeof links / sizeof *links; at++) {
+        snprintf(path, sizeof path, "/proc/%d/%s", other, links[at]);
+        ssize_t len = readlink(path, target, sizeof target);
+        say("%s: %s\n", links[at], len < 0 ? error_name(errno) : "shown");
+    }
+    for (size_t at = 0; at < sizeof files / sizeof *files; at++) {
+        snprintf(path, sizeof path, "/proc/%d/%s", other, files[at]);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        say("%s: %s\n", files[at], fd < 0 ? error_name(errno) : "open");
+    }
+    snprintf(path, sizeof path, "/proc/%d/comm", other);
+    say("comm: %s\n", put(path, "other") < 0 ? error_name(errno) : "written");
+    int pidfd = (int)MUST(syscall(SYS_pidfd_open, other, 0));
+    int stolen = (int)syscall(SYS_pidfd_getfd, pidfd, 0, 0);
+    say("getfd: %s\n", stolen < 0 ? error_name(errno) : "done");
+}
+
+static void outsiders(void)
+{
+    int ready[2], done[2];
+    char byte;
+    pid_t outside = getpid();
+    MUST(pipe(ready));
+    MUST(pipe(done));
+    pid_t child = (pid_t)MUST(fork());
+    if (!child) {
+        close(done[1]);
+        become_root(0);
+        look_at(outside);
+        MUST(write(ready[1], "", 1));
+        (void)!read(done[0], &byte, 1);
+        _exit(0);
+    }
+    MUST(read(ready[0], &byte, 1));
+    PART("the other way round");
+    look_at(child);
+    close(done[1]);
+    MUST(waitpid(child, NULL, 0));
+}
+
+/* Several namespaces of a process are entered at once, of which some are those of a parent. */
+static void several(void)
+{
+    int ready[2], done[2];
+    char byte;
+    become_root(CLONE_NEWUTS);
+    MUST(pipe(ready));
+    MUST(pipe(done));
+    pid_t child = (pid_t)MUST(fork());
+    if (!child) {
+        close(done[1]);
+        MUST(unshare(CLONE_NEWUSER | CLONE_NEWNS));
+        MUST(write(ready[1], "", 1));
+        (void)!read(done[0], &byte, 1);
+        _exit(0);
+    }
+    MUST(read(ready[0], &byte, 1));
+    int pidfd = (int)MUST(syscall(SYS_pidfd_open, child, 0));
+    TRY(setns(pidfd, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS));
+    TRY(setns(pidfd, CLONE_NEWUTS));
+    close(done[1]);
+}
+
+/* Who has sent a signal, and whose child has ended, has an id of the receiver's. */
+static void senders(void)
+{
+    MUST(unshare(CLONE_NEWUSER));
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGCHLD);
+    MUST(sigprocmask(SIG_BLOCK, &set, NULL));
+    siginfo_t info;
+    MUST(kill(getpid(), SIGUSR1));
+    MUST(sigwaitinfo(&set, &info));
+    say("sender %u\n", info.si_uid);
+    pid_t child = (pid_t)MUST(fork());
+    if (!child)
+        _exit(0);
+    MUST(sigwaitinfo(&set, &info));
+    say("child %u\n", info.si_uid);
+    MUST(waitid(P_ALL, 0, &info, WEXITED));
+    say("ended %u\n", info.si_uid);
 }
 
 static void network(void)
@@ -263,6 +373,10 @@ int main(void)
     apart("rights", rights);
     apart("names", names);
     apart("objects", objects);
+    apart("memory", memory);
+    apart("outsiders", outsiders);
+    apart("several", several);
+    apart("senders", senders);
     apart("network", network);
     apart("flags", flags);
     return 0;

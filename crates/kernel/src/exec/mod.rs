@@ -203,6 +203,7 @@ const PERSONALITY_OF_USER: u32 = 0x0040_0000 | 0x0020_0000 | 0x0010_0000 | 0x000
 pub fn take_credentials(process: &Process, new: Credentials) {
     let mut own = process.credentials.borrow_mut();
     process.dumpable.set(!new.has_other_ids() && own.permitted.contains(new.permitted));
+    *process.program_users.borrow_mut() = own.user_namespace.clone();
     if new.is_secure {
         process.personality.set(process.personality.get() & !PERSONALITY_OF_USER);
     }

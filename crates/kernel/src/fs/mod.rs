@@ -67,6 +67,7 @@ use thaw_abi::bind::{
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
 use crate::task::pid_namespace::PidNamespace;
+use crate::task::user_namespace::UserNamespace;
 
 const ROOT_FS: FilesystemId = FilesystemId(1);
 const DEV_FS: FilesystemId = FilesystemId(2);
@@ -184,7 +185,7 @@ impl FileSystems {
             ensure(&root, name, 0o755)?;
         }
         let shm = system("tmpfs", Overlay::empty(SHM_FS, 0o1777), "");
-        let devpts = system("devpts", tty::devpts::root(0), DEVPTS_OPTIONS);
+        let devpts = system("devpts", tty::devpts::root(0, UserNamespace::INITIAL), DEVPTS_OPTIONS);
         let dev = system("tmpfs", dev, ",size=65536k,mode=755");
         let read_only = PLAIN | MountFlags::READ_ONLY;
         let tree = [

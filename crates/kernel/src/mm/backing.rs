@@ -84,4 +84,8 @@ pub trait UpperPages: Saved + Send + Sync {
     fn recall(&self, start: u64, end: u64);
     /// A shared mapping of it has gone.
     fn unmapped(&self) {}
+    /// Whether it is a segment of shared memory (shmat(2)).
+    fn is_segment(&self) -> bool {
+        false
+    }
 }

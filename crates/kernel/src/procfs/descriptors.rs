@@ -11,12 +11,18 @@ use crate::fs::inode::{FileType, Inode, Link};
 use crate::fs::open::OpenFileInode;
 use crate::fs::pseudo::{Generated, Names, Place, SymbolicLink};
 use crate::task::ids::Pid;
+use crate::task::ptrace::access;
 
 fn parse(name: &[u8]) -> Option<i32> {
     if name.len() > 1 && name[0] == b'0' {
         return None;
     }
     core::str::from_utf8(name).ok()?.parse().ok().filter(|fd| *fd >= 0)
+}
+
+/// `EACCES` unless the running process may look into this one.
+fn check(pid: Pid) -> Result<()> {
+    access::check_read(&*process(pid)?)
 }
 
 /// A descriptor's file; `None`: it is not open.
@@ -43,6 +49,7 @@ impl Names for Descriptors {
         let Some(fd) = parse(name) else { return Ok(None) };
         let Some(open) = find(pid, fd)? else { return Ok(None) };
         Ok(Some(SymbolicLink::of_open(directory.below(name), open.flags(), move || {
+            check(pid)?;
             let open = find(pid, fd)?.ok_or(Errno::ENOENT)?;
             Ok(Link::Magic(OpenFileInode::path(&open)))
         })))
@@ -66,6 +73,7 @@ impl Names for DescriptorInfos {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
         let pid = self.pid;
         let Some(fd) = parse(name) else { return Ok(None) };
+        check(pid)?;
         if find(pid, fd)?.is_none() {
             return Ok(None);
         }
@@ -73,6 +81,7 @@ impl Names for DescriptorInfos {
     }
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        check(self.pid)?;
         list(self.pid, FileType::Regular, emit)
     }
 }

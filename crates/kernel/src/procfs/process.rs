@@ -15,7 +15,8 @@ use crate::state::{Namespace, kernel};
 use crate::task::ids::{Pid, Tid};
 use crate::task::namespace::Kind;
 use crate::task::pid_namespace::PidNamespace;
-use crate::task::{Process, Thread};
+use crate::task::ptrace::access;
+use crate::task::{Process, Thread, current_process};
 
 /// Parses a process or thread id: decimal, no leading zero.
 fn parse_id(name: &[u8]) -> Option<u32> {
@@ -36,9 +37,11 @@ pub(super) fn process(pid: Pid) -> Result<Arc<Process>> {
     kernel().tasks.process(pid).ok_or(Errno::ESRCH)
 }
 
-/// The process with this id; `ENOENT` if it has ended, since it then has no files any more.
-fn living(pid: Pid) -> Result<Arc<Process>> {
+/// The process with this id, for what the running one may see of it (`EACCES`); `ENOENT` if it has ended,
+/// since it then has no files any more.
+fn shown(pid: Pid) -> Result<Arc<Process>> {
     let process = process(pid)?;
+    access::check_read(&process)?;
     if process.is_zombie() { Err(Errno::ENOENT) } else { Ok(process) }
 }
 
@@ -117,7 +120,7 @@ const FILES: &[(&str, u32, Content)] = &[
     ("cmdline", 0o444, |_, process| Ok(process.command_line.borrow_mut().clone())),
     ("coredump_filter", 0o444, |_, _| Ok(b"00000033\n".to_vec())),
     ("environ", 0o400, |_, process| Ok(process.environment.borrow_mut().clone())),
-    ("io", 0o400, |_, process| status::io(process)),
+    ("io", 0o400, |_, process| access::check_read(process).and_then(|()| status::io(process))),
     ("limits", 0o444, |_, process| status::limits(process)),
     ("maps", 0o444, memory::maps),
     ("mountinfo", 0o444, system::mountinfo),
@@ -133,6 +136,9 @@ const FILES: &[(&str, u32, Content)] = &[
         Ok(alloc::format!("{}\n", thread.timer_slack.get().current_ns).into_bytes())
     }),
 ];
+
+/// Those that only who may look into the process can open.
+const GUARDED: &[&str] = &["auxv", "environ", "maps", "smaps", "smaps_rollup"];
 
 /// Makes the content of a file with numbers of a namespace.
 type Numbered = fn(&Thread, &Process, &PidNamespace) -> Result<Vec<u8>>;
@@ -188,9 +194,12 @@ impl Names for ProcessNames {
                 (process, Some(thread)) => content(&thread, &process),
                 (process, None) => zombie::content(name, &process, &names.namespace),
             };
-            let check = move || match checked.subject() {
-                Ok((_, None)) => zombie::check(name),
-                _ => Ok(()),
+            let check = move || {
+                let Ok((process, thread)) = checked.subject() else { return Ok(()) };
+                if GUARDED.contains(&known) {
+                    access::check_read(&process)?;
+                }
+                if thread.is_none() { zombie::check(name) } else { Ok(()) }
             };
             let (generate, check) = (Arc::new(generate), Arc::new(check));
             return Ok(Some(Generated::checked(place, permissions, generate, check)));
@@ -210,13 +219,13 @@ impl Names for ProcessNames {
         }
         let inode: Arc<dyn Inode> = match name {
             b"exe" => SymbolicLink::new(place, move || {
-                living(pid)?.executable.borrow_mut().clone().map(Link::Magic).ok_or(Errno::ENOENT)
+                shown(pid)?.executable.borrow_mut().clone().map(Link::Magic).ok_or(Errno::ENOENT)
             }),
             b"cwd" => SymbolicLink::new(place, move || {
-                Ok(Link::Magic(living(pid)?.fs().borrow_mut().cwd.clone()))
+                Ok(Link::Magic(shown(pid)?.fs().borrow_mut().cwd.clone()))
             }),
             b"root" => SymbolicLink::new(place, move || {
-                Ok(Link::Magic(living(pid)?.fs().borrow_mut().root.clone()))
+                Ok(Link::Magic(shown(pid)?.fs().borrow_mut().root.clone()))
             }),
             b"fd" => Directory::new(place, Descriptors { pid }),
             b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),
@@ -307,7 +316,7 @@ impl Names for Namespaces {
         };
         let (pid, is_of_children) = (self.pid, name == b"pid_for_children");
         Ok(Some(SymbolicLink::new(directory.below(name), move || {
-            let process = living(pid)?;
+            let process = shown(pid)?;
             let namespace = match is_of_children {
                 true => Namespace::of_children(&process).ok_or(Errno::ENOENT)?,
                 false => Namespace::of(&process, kind),
@@ -331,7 +340,12 @@ fn set_name(tid: Tid, text: &[u8]) -> Result<()> {
     let len = text.len().min(15);
     let mut name = [0; 16];
     name[..len].copy_from_slice(&text[..len]);
-    thread(tid)?.name.set(name);
+    let thread = thread(tid)?;
+    // `comm_write` (fs/proc/base.c).
+    if thread.process.pid != current_process().pid {
+        return Err(Errno::EINVAL);
+    }
+    thread.name.set(name);
     Ok(())
 }
 

@@ -8,7 +8,9 @@ use crate::errno::{Errno, Result};
 use crate::fs::fd_table::NR_OPEN;
 use crate::fs::inode::{FileType, Inode};
 use crate::fs::inotify;
-use crate::fs::pseudo::{Item, Kind, Place, bound, directory, file, setting, text};
+use crate::fs::pseudo::{
+    Directory, Generated, Item, Kind, Names, Place, bound, directory, file, setting, text,
+};
 use crate::ipc::aio;
 use crate::ipc::mqueue::QUEUES_MAX;
 use crate::ipc::mqueue::queue::{MESSAGE_BYTES_MAX, MESSAGES_MAX};
@@ -19,7 +21,7 @@ use crate::net::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::net::{proc_counters, proc_files};
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
-use crate::task::namespace::NAMESPACES_MAX;
+use crate::task::namespace::Kind as Separated;
 use crate::task::seccomp::{ACTION_NAMES, LOGGED_NAMES};
 use crate::task::uts::UtsNamespace;
 use crate::task::{Capabilities, current_process};
@@ -29,24 +31,56 @@ pub(super) const SYS: &[Item] = &[
     directory("fs", FS),
     directory("kernel", KERNEL),
     directory("net", SYS_NET),
-    directory("user", USER),
+    Item {
+        name: "user",
+        kind: Kind::Made(FileType::Directory, |place| Directory::new(*place, OfUsers)),
+    },
     directory("vm", VM),
 ];
 
-/// `namespace::NAMESPACES_MAX` for each kind; none of process ids and of time can be made.
-const USER: &[Item] = &[
-    bound("max_cgroup_namespaces", namespaces_max),
-    bound("max_ipc_namespaces", namespaces_max),
-    bound("max_mnt_namespaces", namespaces_max),
-    bound("max_net_namespaces", namespaces_max),
-    setting("max_pid_namespaces", "0\n"),
-    setting("max_time_namespaces", "0\n"),
-    bound("max_user_namespaces", namespaces_max),
-    bound("max_uts_namespaces", namespaces_max),
+/// How many namespaces of each kind can be made.
+const NAMESPACES: &[(&str, Separated)] = &[
+    ("max_cgroup_namespaces", Separated::Cgroup),
+    ("max_ipc_namespaces", Separated::Ipc),
+    ("max_mnt_namespaces", Separated::Mounts),
+    ("max_net_namespaces", Separated::Net),
+    ("max_pid_namespaces", Separated::Pid),
+    ("max_time_namespaces", Separated::Time),
+    ("max_user_namespaces", Separated::User),
+    ("max_uts_namespaces", Separated::Uts),
 ];
 
-fn namespaces_max() -> Result<Vec<u8>> {
-    Ok(format!("{NAMESPACES_MAX}\n").into_bytes())
+/// `/proc/sys/user`: what holds in the user namespace of who looks.
+struct OfUsers;
+
+impl Names for OfUsers {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        let Some(&(_, kind)) = NAMESPACES.iter().find(|(known, _)| known.as_bytes() == name) else {
+            return Ok(None);
+        };
+        let own = current_process().credentials.borrow_mut().clone();
+        let users = own.user_namespace.clone();
+        // Who may exceed limits in a namespace sets those of it (`set_permissions`, kernel/ucount.c).
+        let may_set = !users.is_initial() && own.can_in_own(Capabilities::SYS_RESOURCE);
+        let permissions = if may_set { 0o666 } else { 0o644 };
+        let shown = users.clone();
+        let show = move || Ok(format!("{}\n", shown.namespaces_max(kind)).into_bytes());
+        let set = move |text: &[u8]| users.set_namespaces_max(kind, limit(text)?);
+        let place = directory.below(name);
+        Ok(Some(Generated::new(place, permissions, Arc::new(show), Some(Arc::new(set)))))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        NAMESPACES.iter().for_each(|(name, _)| emit(name.as_bytes(), FileType::Regular));
+        Ok(())
+    }
+}
+
+/// A number that is not negative.
+fn limit(text: &[u8]) -> Result<u32> {
+    let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+    let value: i32 = text.trim().parse().map_err(|_| Errno::EINVAL)?;
+    u32::try_from(value).map_err(|_| Errno::EINVAL)
 }
 
 const KERNEL: &[Item] = &[

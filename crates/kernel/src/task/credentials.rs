@@ -190,6 +190,23 @@ impl Credentials {
         if self.can_in(target, capability) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
+    /// Whether those of the same user are no more than these (`cred_cap_issubset`, kernel/cred.c): who has made
+    /// a namespace has all rights in it already.
+    pub fn includes(&self, new: &Self) -> bool {
+        let own = &self.user_namespace;
+        if *own == new.user_namespace {
+            return self.permitted.contains(new.permitted);
+        }
+        let mut at = &new.user_namespace;
+        while let Some(parent) = at.parent() {
+            if parent == own && at.owner() == self.euid {
+                return true;
+            }
+            at = parent;
+        }
+        false
+    }
+
     /// The same user in another user namespace, with all capabilities there (`set_cred_user_ns`,
     /// kernel/user_namespace.c).
     pub fn in_namespace(self, user_namespace: UserNamespace) -> Self {

@@ -31,7 +31,7 @@ pub enum Kind {
 }
 
 /// Number of kinds.
-const KINDS: usize = 8;
+pub(super) const KINDS: usize = 8;
 
 impl Kind {
     /// Its name in `/proc/PID/ns`.
@@ -101,13 +101,15 @@ impl Common {
         Self { kind, ino: kind.first_ino(), owner: UserNamespace::INITIAL }
     }
 
-    /// That of another one, which a user namespace owns; `ENOSPC` if there are too many.
+    /// That of another one, which a user namespace owns; `ENOSPC` if there are too many, in the sandbox or
+    /// for that one.
     pub fn new(kind: Kind, owner: &UserNamespace) -> Result<Self> {
         let counts = &kernel().namespace_counts;
         let of_kind = &mut counts.by_kind.borrow_mut()[kind as usize];
         if *of_kind >= NAMESPACES_MAX {
             return Err(Errno::ENOSPC);
         }
+        owner.count_namespace(kind)?;
         *of_kind += 1;
         let mut made = counts.made.borrow_mut();
         *made += 1;
@@ -137,6 +139,7 @@ impl Drop for Common {
     fn drop(&mut self) {
         if self.ino != self.kind.first_ino() {
             kernel().namespace_counts.by_kind.borrow_mut()[self.kind as usize] -= 1;
+            self.owner.namespace_is_gone(self.kind);
         }
     }
 }

@@ -13,6 +13,7 @@ use super::pid_namespace::PidNamespace;
 use super::sched_attributes::Scheduling;
 use super::scheduler::RunState;
 use super::signal::{ProcessSignals, Signal};
+use super::user_namespace::UserNamespace;
 use super::wait::WaitQueue;
 use super::{Credentials, Space, Thread};
 use crate::state::{ProcessFiles, kernel};
@@ -319,6 +320,9 @@ pub struct Process {
     pub posix_timers: crate::task::timers::posix::PosixTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
     pub dumpable: KernelCell<bool>,
+    /// The user namespace that its program was executed in (`mm->user_ns`): who looks into it while it is
+    /// not dumpable has capabilities there.
+    pub program_users: KernelCell<UserNamespace>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
     pub is_subreaper: KernelCell<bool>,
     /// What personality(2) was told.
@@ -437,6 +441,7 @@ impl Process {
             auxiliary_vector: KernelCell::new(self.auxiliary_vector.borrow_mut().clone()),
             signals: KernelCell::new(self.signals.borrow_mut().inherited()),
             dumpable: KernelCell::new(self.dumpable.get()),
+            program_users: KernelCell::new(self.program_users.borrow_mut().clone()),
             personality: KernelCell::new(self.personality.get()),
             oom_adjustment: KernelCell::new(self.oom_adjustment.get()),
             ..Self::new(pid, family, shares)
@@ -471,6 +476,7 @@ impl Process {
             cpu_limit: Default::default(),
             posix_timers: Default::default(),
             dumpable: KernelCell::new(true),
+            program_users: KernelCell::default(),
             is_subreaper: KernelCell::new(false),
             personality: KernelCell::new(0),
             is_init: KernelCell::new(false),
@@ -486,6 +492,18 @@ impl Process {
             remains: KernelCell::default(),
             awaits_tracer: KernelCell::new(None),
         }
+    }
+
+    /// Takes credentials in other namespaces. Nobody there looks into one that comes with more rights than
+    /// theirs (`commit_creds`, kernel/cred.c), until it executes a program.
+    pub fn take_user_namespace(&self, new: Credentials) {
+        let mut own = self.credentials.borrow_mut();
+        if !own.includes(&new) {
+            self.dumpable.set(false);
+        }
+        let old = core::mem::replace(&mut *own, new);
+        drop(own);
+        drop(old);
     }
 
     /// The memory.

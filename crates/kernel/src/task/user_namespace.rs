@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::namespace::{Common, Kind};
+use super::namespace::{Common, KINDS, Kind, NAMESPACES_MAX};
 use super::{Capabilities, Credentials};
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
@@ -42,6 +42,15 @@ struct Inner {
     groups: KernelCell<Map>,
     projects: KernelCell<Map>,
     allows_setgroups: KernelCell<bool>,
+    /// The namespaces made in it and in those below, by kind.
+    quotas: KernelCell<[Quota; KINDS]>,
+}
+
+/// How many namespaces there are, and how many there may be (`/proc/sys/user`).
+#[derive(Clone, Copy)]
+struct Quota {
+    used: u32,
+    max: u32,
 }
 
 /// Which ids a map is about.
@@ -131,6 +140,7 @@ impl UserNamespace {
             groups: KernelCell::default(),
             projects: KernelCell::default(),
             allows_setgroups: KernelCell::new(parent.allows_setgroups()),
+            quotas: KernelCell::new([Quota { used: 0, max: i32::MAX as u32 }; KINDS]),
         };
         Ok(Self(Some(Arc::new(inner))))
     }
@@ -153,6 +163,49 @@ impl UserNamespace {
     /// Who made it.
     pub fn owner(&self) -> u32 {
         self.0.as_ref().map_or(0, |inner| inner.owner.0)
+    }
+
+    /// How many namespaces of a kind may be made in it, and in those below.
+    pub fn namespaces_max(&self, kind: Kind) -> u32 {
+        match &self.0 {
+            Some(inner) => inner.quotas.borrow_mut()[kind as usize].max,
+            None if kind == Kind::Time => 0,
+            None => NAMESPACES_MAX,
+        }
+    }
+
+    /// Changes that. `EROFS` in the initial one, where it stays.
+    pub fn set_namespaces_max(&self, kind: Kind, max: u32) -> Result<()> {
+        match &self.0 {
+            Some(inner) => inner.quotas.borrow_mut()[kind as usize].max = max,
+            None if max != self.namespaces_max(kind) => return Err(Errno::EROFS),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// It and those above, without the initial one.
+    fn chain(&self) -> impl Iterator<Item = &Arc<Inner>> {
+        core::iter::successors(self.0.as_ref(), |inner| inner.common.owner().0.as_ref())
+    }
+
+    /// Counts a namespace that is made in it. `ENOSPC` if it or one above may not have more (`inc_ucount`,
+    /// kernel/ucount.c, where each user has a count).
+    pub(super) fn count_namespace(&self, kind: Kind) -> Result<()> {
+        let is_full = |inner: &Arc<Inner>| {
+            let quota = inner.quotas.borrow_mut()[kind as usize];
+            quota.used >= quota.max
+        };
+        if self.chain().any(is_full) {
+            return Err(Errno::ENOSPC);
+        }
+        self.chain().for_each(|inner| inner.quotas.borrow_mut()[kind as usize].used += 1);
+        Ok(())
+    }
+
+    /// Such a namespace has ended.
+    pub(super) fn namespace_is_gone(&self, kind: Kind) {
+        self.chain().for_each(|inner| inner.quotas.borrow_mut()[kind as usize].used -= 1);
     }
 
     /// Whether it is `other`, or below it.
@@ -410,7 +463,6 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::namespace::NAMESPACES_MAX;
     use crate::testing::Sandbox;
 
     fn line(inside: u32, global: u32, count: u32) -> Extent {
@@ -493,6 +545,28 @@ mod tests {
         assert_eq!(write(Ids::Users, b"0 0 65536", &root, &root), refused);
         let initial = UserNamespace::INITIAL;
         assert_eq!(initial.write_map(Ids::Users, b"0 0 1", &root, &root), refused);
+    }
+
+    #[test]
+    fn a_limit_holds_in_a_namespace_and_below() {
+        let _sandbox = Sandbox::new();
+        let maker = Credentials::of_user(1000, 1000);
+        let top = UserNamespace::create(&maker).unwrap();
+        top.write_map(Ids::Users, b"0 1000 1", &maker, &maker).unwrap();
+        top.write_setgroups(b"deny").unwrap();
+        top.write_map(Ids::Groups, b"0 1000 1", &maker, &maker).unwrap();
+        let inside = maker.clone().in_namespace(top.clone());
+        assert_eq!(UserNamespace::INITIAL.set_namespaces_max(Kind::User, 1), Err(Errno::EROFS));
+        top.set_namespaces_max(Kind::User, 1).unwrap();
+        let below = UserNamespace::create(&inside).unwrap();
+        assert_eq!(UserNamespace::create(&inside).err(), Some(Errno::ENOSPC));
+        let deeper = inside.clone().in_namespace(below.clone());
+        below.write_map(Ids::Users, b"0 0 1", &inside, &inside).unwrap();
+        below.write_map(Ids::Groups, b"0 0 1", &inside, &inside).unwrap();
+        assert_eq!(UserNamespace::create(&deeper).err(), Some(Errno::ENOSPC));
+        assert!(Common::new(Kind::Uts, &below).is_ok() && UserNamespace::create(&maker).is_ok());
+        drop((below, deeper));
+        assert!(UserNamespace::create(&inside).is_ok());
     }
 
     #[test]

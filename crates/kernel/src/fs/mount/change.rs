@@ -174,7 +174,7 @@ fn bind(namespace: &MountNamespace, from: &Path, at: Path, request: Request) -> 
     }
     let copies = match request.contains(Request::REC) {
         true => Copies::of_tree(mount, from.dentry(), Copied::Bindable)?,
-        false if mount.has_locked_children() => return Err(Errno::EINVAL),
+        false if mount.has_locked_children_below(from.dentry()) => return Err(Errno::EINVAL),
         false => Copies::of_one(mount, from.dentry())?,
     };
     let top = copies.top();

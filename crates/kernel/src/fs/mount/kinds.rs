@@ -43,7 +43,7 @@ pub(super) fn open(kind: &[u8], options: &[u8], access: Access) -> Result<Arc<Fi
 
 /// `EPERM` unless the caller may mount this file system: outside of the initial user namespace, some
 /// may be mounted only (`FS_USERNS_MOUNT`), and one that shows a namespace by those alone who have
-/// capabilities over that.
+/// capabilities over that. `ENODEV`: there is none.
 fn check_may_open(kind: &[u8]) -> Result<()> {
     let process = current_process();
     let mounter = process.credentials.borrow_mut().clone();
@@ -55,7 +55,9 @@ fn check_may_open(kind: &[u8]) -> Result<()> {
         b"proc" => Kind::Pid,
         b"sysfs" => Kind::Net,
         b"cgroup2" => Kind::Cgroup,
-        _ => return Err(Errno::EPERM),
+        b"devtmpfs" => return Err(Errno::EPERM),
+        _ if kernel().fs.shared(kind).is_some() => return Err(Errno::EPERM),
+        _ => return Err(Errno::ENODEV),
     };
     let owner = Namespace::of(&process, shown).owner().unwrap_or_default();
     mounter.require_in(&owner, Capabilities::SYS_ADMIN)
@@ -77,11 +79,12 @@ fn memory(kind: &'static str, options: &Options, access: Access) -> Result<Arc<F
     Ok(Filesystem::of_program((number, users), kind, Dentry::root(root), &text, access))
 }
 
-/// The terminals, under another root: those of all devpts are the same here.
+/// The terminals, under another root: those of all devpts are the same here, but for those made outside of
+/// the mounter's user namespace.
 fn terminals(options: &Options, access: Access) -> Result<Arc<Filesystem>> {
     let number = kernel().fs.registry.new_filesystem();
     let users = current_process().credentials.borrow_mut().user_namespace.clone();
-    let root = Dentry::root(devpts::root(options.ptmx_mode.unwrap_or(0)));
+    let root = Dentry::root(devpts::root(options.ptmx_mode.unwrap_or(0), users.clone()));
     let text = options.text_of_terminals();
     Ok(Filesystem::of_program((number, users), DEVPTS, root, &text, access))
 }

@@ -221,9 +221,15 @@ impl Mount {
         self.flags().contains(MountFlags::LOCKED)
     }
 
-    /// Whether something mounted on it could not be taken from there alone.
-    fn has_locked_children(&self) -> bool {
-        self.children.borrow_mut().values().any(|child| child.is_locked())
+    /// Whether something mounted below a directory of it could not be taken from there alone. One that
+    /// is too deep to be looked at counts.
+    fn has_locked_children_below(&self, root: &Arc<Dentry>) -> bool {
+        let mut steps = tree::STEPS_MAX;
+        let mut is_below = |child: &Arc<Mount>| {
+            let Some(place) = child.place() else { return false };
+            Dentry::is_below_within(&place.point, root, &mut steps) != Some(false)
+        };
+        self.children().iter().any(|child| child.is_locked() && is_below(child))
     }
 
     /// Whether nothing can be changed through it.

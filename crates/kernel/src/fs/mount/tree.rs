@@ -15,7 +15,7 @@ use crate::task::user_namespace::UserNamespace;
 
 /// Steps up in a file system that copying a tree takes at most: a program may nest directories as deep
 /// as it likes.
-const STEPS_MAX: usize = 1 << 22;
+pub(super) const STEPS_MAX: usize = 1 << 22;
 
 /// A tree of mounts. It ends with the last process, or descriptor, that has it.
 ///
@@ -50,10 +50,13 @@ impl Copies {
     }
 
     /// Copies a mount, shown from `root` on, and all below that. `ENOSPC` if these are too many, or
-    /// their places too deep to be looked at.
+    /// their places too deep to be looked at. `EPERM`: what is not taken cannot be left out.
     pub(super) fn of_tree(mount: &Arc<Mount>, root: &Arc<Dentry>, what: Copied) -> Result<Self> {
-        let is_taken = |child: &Arc<Mount>| {
-            what == Copied::All || !child.flags().contains(MountFlags::UNBINDABLE)
+        let is_taken = |child: &Arc<Mount>| match child.flags() {
+            flags if what == Copied::All || !flags.contains(MountFlags::UNBINDABLE) => Ok(true),
+            // What it hides would show.
+            flags if flags.contains(MountFlags::LOCKED) => Err(Errno::EPERM),
+            _ => Ok(false),
         };
         let mut steps = STEPS_MAX;
         let mut taken: Vec<(Arc<Mount>, usize)> = alloc::vec![(mount.clone(), 0)];
@@ -64,7 +67,7 @@ impl Copies {
                 let shows = next > 0
                     || Dentry::is_below_within(&place.point, root, &mut steps)
                         .ok_or(Errno::ENOSPC)?;
-                if shows && is_taken(&child) {
+                if shows && is_taken(&child)? {
                     taken.push((child, next));
                 }
             }

@@ -16,16 +16,18 @@ use crate::fs::overlay::device_number;
 use crate::fs::path::Path;
 use crate::fs::pseudo::{Directory, Names, Place};
 use crate::state::kernel;
+use crate::task::user_namespace::UserNamespace;
 
 /// `DEVPTS_SUPER_MAGIC` (statfs(2)).
 const MAGIC: i64 = 0x1cd1;
 /// The instance, fixed so that both ends of a terminal agree on its inode.
 pub const FILESYSTEM: FilesystemId = FilesystemId(8);
 
-/// A root directory, of which `ptmx` has these permissions. All show the same terminals.
-pub fn root(ptmx_permissions: u32) -> Arc<dyn Inode> {
+/// A root directory, of which `ptmx` has these permissions. It shows the terminals that were made in a user
+/// namespace and in those below.
+pub fn root(ptmx_permissions: u32, users: UserNamespace) -> Arc<dyn Inode> {
     let place = Place { filesystem: FILESYSTEM, magic: MAGIC, ino: 1, owner: (0, 0) };
-    Directory::new(place, Slaves { ptmx_permissions })
+    Directory::new(place, Slaves { ptmx_permissions, users })
 }
 
 /// Attributes of a name here.
@@ -63,6 +65,20 @@ pub fn path_of(pty: &Arc<Pty>) -> Path {
 
 struct Slaves {
     ptmx_permissions: u32,
+    users: UserNamespace,
+}
+
+impl Slaves {
+    /// Whether it shows the host's terminal.
+    fn shows_host(&self) -> bool {
+        self.users.is_initial() && host::is_there()
+    }
+
+    /// A terminal that it shows.
+    fn shown(&self, number: u32) -> Option<Arc<Pty>> {
+        let pty = kernel().fs.terminals.pty(number)?;
+        (!pty.is_hung_up() && pty.users.is_within(&self.users)).then_some(pty)
+    }
 }
 
 impl Names for Slaves {
@@ -73,22 +89,20 @@ impl Names for Slaves {
         let number = core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok());
         let canonical = |number: &u32| alloc::format!("{number}").as_bytes() == name;
         let number = number.filter(canonical);
-        if number == Some(HOST_NUMBER) && host::is_there() {
+        if number == Some(HOST_NUMBER) && self.shows_host() {
             return Ok(Some(Arc::new(HostInode)));
         }
-        let pty = number.and_then(|number| kernel().fs.terminals.pty(number));
-        let living = pty.filter(|pty| !pty.is_hung_up());
-        Ok(living.map(|pty| Arc::new(SlaveInode { pty }) as Arc<dyn Inode>))
+        let shown = number.and_then(|number| self.shown(number));
+        Ok(shown.map(|pty| Arc::new(SlaveInode { pty }) as Arc<dyn Inode>))
     }
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
         emit(b"ptmx", FileType::CharacterDevice);
-        if host::is_there() {
+        if self.shows_host() {
             emit(b"0", FileType::CharacterDevice);
         }
         for number in kernel().fs.terminals.numbers() {
-            let living = kernel().fs.terminals.pty(number).is_some_and(|pty| !pty.is_hung_up());
-            if living {
+            if self.shown(number).is_some() {
                 emit(alloc::format!("{number}").as_bytes(), FileType::CharacterDevice);
             }
         }
@@ -189,5 +203,35 @@ impl Inode for Multiplexer {
     }
     fn statfs(&self) -> Statfs {
         statfs()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::{Credentials, current_process};
+    use crate::testing::Sandbox;
+    use std::vec::Vec;
+
+    #[test]
+    fn terminals_show_where_they_were_made_and_above() {
+        let _sandbox = Sandbox::new();
+        let maker = Credentials::of_user(1000, 1000);
+        let users = UserNamespace::create(&maker).unwrap();
+        let outer = kernel().fs.terminals.new_pty((1000, 5)).unwrap();
+        *current_process().credentials.borrow_mut() = maker.in_namespace(users.clone());
+        let inner = kernel().fs.terminals.new_pty((1000, 5)).unwrap();
+        let names = |users| {
+            let mut names = Vec::new();
+            root(0, users).list(&mut |name, _, _| names.push(name.to_vec())).unwrap();
+            names
+        };
+        let name = |pty: &Pty| alloc::format!("{}", pty.number).into_bytes();
+        let all = Vec::from([b"ptmx".to_vec(), name(&outer), name(&inner)]);
+        assert_eq!(names(UserNamespace::INITIAL), all);
+        assert_eq!(names(users.clone()), Vec::from([b"ptmx".to_vec(), name(&inner)]));
+        let below = root(0, users);
+        assert!(below.lookup(&name(&outer)).unwrap().is_none());
+        assert!(below.lookup(&name(&inner)).unwrap().is_some());
     }
 }

@@ -16,9 +16,17 @@ use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::KernelCell;
-use crate::task::Capabilities;
 use crate::task::signal::SIGWINCH;
+use crate::task::thread::running;
+use crate::task::user_namespace::UserNamespace;
 use crate::task::wait::WaitQueue;
+use crate::task::{Capabilities, Thread};
+
+/// The user namespace of the running process, or the initial one if none runs.
+fn users_of_caller() -> UserNamespace {
+    let users = |thread: &Thread| thread.process.credentials.borrow_mut().user_namespace.clone();
+    running().map_or(UserNamespace::INITIAL, |thread| users(&thread))
+}
 
 /// Bytes moved between two looks at the queues.
 const CHUNK: usize = 256;
@@ -54,6 +62,8 @@ pub struct Pty {
     pub size: KernelCell<WinSize>,
     /// Session and foreground group.
     pub job: KernelCell<JobControl>,
+    /// The user namespace that it was made in: it has a name in this one and those above.
+    pub users: UserNamespace,
     /// Permissions, owner and group of the slave's name.
     pub access: KernelCell<Access>,
     /// The slave cannot be opened yet (`TIOCSPTLCK`).
@@ -98,6 +108,7 @@ impl Pty {
             discipline: KernelCell::default(),
             size: KernelCell::default(),
             job: KernelCell::default(),
+            users: users_of_caller(),
             access: KernelCell::new(Access { permissions: 0o620, uid, gid }),
             locked: AtomicBool::new(true),
             exclusive: AtomicBool::new(false),

@@ -79,6 +79,10 @@ impl UpperPages for SegmentPages {
         self.file.recall(start, end);
     }
 
+    fn is_segment(&self) -> bool {
+        true
+    }
+
     fn unmapped(&self) {
         let Some(thread) = running() else { return };
         let is_own = |segment: &Segment| core::ptr::eq(Arc::as_ptr(&segment.pages), self);

@@ -37,7 +37,11 @@ pub fn mknodat(dirfd: Fd, path: UserString, Mode(mode): Mode, Word(device): Word
         None if mode & S_IFMT == 0 => NewKind::Regular,
         Some(FileType::Fifo) => NewKind::Fifo,
         Some(FileType::Socket) => NewKind::Socket,
-        Some(FileType::CharacterDevice) if Context::current().identity.can(Capabilities::MKNOD) => {
+        // The device 0 is none: it says in an overlay that a file is gone.
+        Some(FileType::CharacterDevice)
+            if device & 0xffff_ffff == 0
+                || Context::current().identity.can(Capabilities::MKNOD) =>
+        {
             NewKind::CharacterDevice(device & 0xffff_ffff)
         }
         // There are no block devices in a sandbox.

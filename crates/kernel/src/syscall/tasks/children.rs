@@ -266,7 +266,8 @@ pub fn waitid(
         News::Stopped(signal) => signal::child_stopped(&child, signal),
         News::Continued => signal::child_continued(&child),
         News::Trapped(code) => signal::child_trapped(&child, code),
-    };
+    }
+    .seen_by(&current_process());
     info.set_number(number);
     info_to.write_if_some(&info.into())?;
     usage.write_if_some(&ResourceUsage::of_child(&child))

@@ -36,8 +36,7 @@ pub fn setns(fd: Fd, Flags(kinds): Flags) -> Result<()> {
         }
     }
     process.set_namespaces(Arc::new(namespaces));
-    let old = core::mem::replace(&mut *process.credentials.borrow_mut(), credentials);
-    drop(old);
+    process.take_user_namespace(credentials);
     Ok(())
 }
 
@@ -65,24 +64,26 @@ fn named(fd: Fd, kinds: u64) -> Result<Vec<Namespace>> {
 }
 
 /// The credentials of a process in these namespaces. `EPERM` unless it may enter all of them: it needs
-/// `CAP_SYS_ADMIN` both over them and in its own user namespace, which is the first one that it enters.
+/// `CAP_SYS_ADMIN`, as it is now, both over them and in the user namespace that it is to be in.
 /// `EINVAL`: it shares what it would leave.
 fn check_may_enter(process: &Process, entered: &[Namespace]) -> Result<Credentials> {
-    let mut credentials = process.credentials.borrow_mut().clone();
+    let own = process.credentials.borrow_mut().clone();
+    let mut credentials = own.clone();
     for namespace in entered {
         if let Namespace::User(users) = namespace {
             if *users == credentials.user_namespace || process.shares_fs() {
                 return Err(Errno::EINVAL);
             }
-            credentials.require_in(users, Capabilities::SYS_ADMIN)?;
+            own.require_in(users, Capabilities::SYS_ADMIN)?;
             credentials = credentials.in_namespace(users.clone());
             continue;
         }
         let owner = namespace.owner().unwrap_or_default();
-        credentials.require_in(&owner, Capabilities::SYS_ADMIN)?;
-        credentials.require_in_own(Capabilities::SYS_ADMIN)?;
+        let users = &credentials.user_namespace;
+        own.require_in(&owner, Capabilities::SYS_ADMIN)?;
+        own.require_in(users, Capabilities::SYS_ADMIN)?;
         if let Namespace::Mounts(_) = namespace {
-            credentials.require_in_own(Capabilities::SYS_CHROOT)?;
+            own.require_in(users, Capabilities::SYS_CHROOT)?;
             if process.shares_fs() {
                 return Err(Errno::EINVAL);
             }

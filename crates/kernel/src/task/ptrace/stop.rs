@@ -30,7 +30,10 @@ impl Stop {
     pub(super) fn notice(reason: Reason, signal: Signal, code: u32) -> Self {
         let mut info = SignalInfo::new(signal, code as i32);
         let thread = current();
-        let uid = thread.process.credentials.borrow_mut().uid;
+        let uid = {
+            let own = thread.process.credentials.borrow_mut();
+            own.user_namespace.shown_user(own.uid)
+        };
         info.payload[0] = u64::from(thread.own_number()) | u64::from(uid) << 32;
         Self { reason, code, info: Some(info), is_news: true }
     }

@@ -16,6 +16,7 @@ use super::Process;
 use super::ids::Tid;
 use super::process::RLIMIT_SIGPENDING;
 use super::thread::{Thread, current};
+use super::user_namespace::NO_ID;
 use super::wait::WaitQueue;
 use crate::errno::{Errno, Result};
 use crate::platform::machine::ThreadState;
@@ -74,19 +75,36 @@ impl SignalInfo {
         self.payload[0] = self.payload[0] >> 32 << 32 | u64::from(number);
     }
 
-    /// As a process gets it: ids are numbers of its PID namespace.
+    /// The user that it was sent by, or is about.
+    fn user(&self) -> u32 {
+        (self.payload[0] >> 32) as u32
+    }
+
+    /// Says who that is by the id in the receiver's user namespace.
+    fn set_user(&mut self, receiver: &Process, user: u32) {
+        let id = receiver.credentials.borrow_mut().user_namespace.shown_user(user);
+        self.payload[0] = self.payload[0] & u64::from(u32::MAX) | u64::from(id) << 32;
+    }
+
+    /// As a process gets it: ids are those of its PID and user namespaces.
     pub fn seen_by(mut self, receiver: &Process) -> Self {
         if self.about != 0 {
+            self.set_user(receiver, self.user());
             self.set_number(receiver.pid_namespace.number_of(self.about));
             self.about = 0;
         }
         self
     }
 
-    /// As a process gets it that another one has written it for: a sender whom it cannot see is 0.
+    /// As a process gets it that another one has written it for: a sender whom it cannot see is 0, and the
+    /// user has the id that the receiver knows.
     pub fn written_for(mut self, receiver: &Process) -> Self {
         if !receiver.knows_sender() {
             self.set_number(0);
+        }
+        let own = current().process.credentials.borrow_mut().user_namespace.clone();
+        if own != receiver.credentials.borrow_mut().user_namespace {
+            self.set_user(receiver, own.user(self.user()).unwrap_or(NO_ID));
         }
         self
     }

@@ -12,7 +12,7 @@ use crate::ipc::sysv::permissions::{Caller, EXECUTE, READ, UserPermissions, WRIT
 use crate::ipc::sysv::registry::{Object, place_of};
 use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::mm::space::{MapRequest, Placement};
-use crate::mm::vma::VmaFlags;
+use crate::mm::vma::{Vma, VmaFlags};
 use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -122,7 +122,7 @@ pub fn shmat(id: i32, UserAddress(hint): UserAddress, Mode(flags): Mode) -> Resu
     Ok(start)
 }
 
-/// shmdt(2): unmaps what is left of the attachment at an address.
+/// shmdt(2): unmaps what is left of the attachment at an address, whatever namespace it comes from.
 pub fn shmdt(UserAddress(at): UserAddress) -> Result<()> {
     if at & 4095 != 0 {
         return Err(Errno::EINVAL);
@@ -130,11 +130,10 @@ pub fn shmdt(UserAddress(at): UserAddress) -> Result<()> {
     let mm = current_process().mm();
     let areas = mm.areas();
     let of_attachment = || areas.iter().filter(|vma| vma.start.checked_sub(at) == Some(vma.offset));
-    let segments = own().system_v.memory.all();
-    let found =
-        segments.iter().find(|(_, segment)| of_attachment().any(|vma| segment.is_shown_by(vma)));
-    let (_, segment) = found.ok_or(Errno::EINVAL)?;
-    for vma in of_attachment().filter(|vma| segment.is_shown_by(vma)) {
+    let segments = of_attachment().filter_map(|vma| vma.shared_upper());
+    let segment = segments.clone().find(|pages| pages.is_segment()).ok_or(Errno::EINVAL)?;
+    let shows = |vma: &&Vma| vma.shared_upper().is_some_and(|pages| Arc::ptr_eq(pages, segment));
+    for vma in of_attachment().filter(shows) {
         mm.unmap(vma.start, vma.len())?;
     }
     Ok(())
