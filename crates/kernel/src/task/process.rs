@@ -27,7 +27,7 @@ pub struct Tasks {
     /// has waited for.
     pub processes: KernelCell<BTreeMap<Pid, Arc<Process>>>,
     /// The last process or thread id that was given out.
-    last_id: AtomicU32,
+    pub(super) last_id: AtomicU32,
     /// The last number of an address space.
     last_space: AtomicU64,
     /// How many times the out-of-memory killer has ended a process ([`super::oom_killer`]).
@@ -68,7 +68,7 @@ impl Tasks {
     }
 
     /// Whether a process, thread, group or session has an id.
-    pub(super) fn is_in_use(&self, id: u32) -> bool {
+    pub fn is_in_use(&self, id: u32) -> bool {
         let (tid, pid) = (Tid::new(id), Pid::new(id));
         let processes = self.processes.borrow_mut();
         self.threads.borrow_mut().contains_key(&tid)
