@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/sem.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -455,6 +456,43 @@ static void sent_as(pid_t pid)
     close(pair[1]);
 }
 
+/* Who has sent a datagram, connected a socket and set a semaphore, once it is gone. */
+static void left_behind(void)
+{
+    int pair[2], on = 1;
+    socketpair(AF_UNIX, SOCK_DGRAM, 0, pair);
+    setsockopt(pair[0], SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
+    struct sockaddr_un name = { .sun_family = AF_UNIX };
+    socklen_t len = sizeof(sa_family_t);
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    bind(listener, (struct sockaddr *)&name, len);
+    listen(listener, 1);
+    len = sizeof name;
+    getsockname(listener, (struct sockaddr *)&name, &len);
+    int set = semget(IPC_PRIVATE, 1, 0600);
+    pid_t gone = fork();
+    if (gone == 0) {
+        send(pair[1], "x", 1, 0);
+        connect(socket(AF_UNIX, SOCK_STREAM, 0), (struct sockaddr *)&name, len);
+        semctl(set, 0, SETVAL, 3);
+        _exit(0);
+    }
+    report(gone);
+    char byte, control[256];
+    struct iovec vector = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+    recvmsg(pair[0], &message, 0);
+    struct ucred *sender = (struct ucred *)CMSG_DATA(CMSG_FIRSTHDR(&message)), peer;
+    say("it was the sender: %d\n", sender->pid == gone);
+    int accepted = accept(listener, 0, 0);
+    len = sizeof peer;
+    getsockopt(accepted, SOL_SOCKET, SO_PEERCRED, &peer, &len);
+    say("it was the peer: %d\n", peer.pid == gone);
+    say("it set the semaphore: %d\n", semctl(set, 0, GETPID) == gone);
+    semctl(set, 0, IPC_RMID);
+    TRY(kill(gone, 0));
+}
+
 static void unheard(void)
 {
     PART("numbers of those who are gone");
@@ -476,6 +514,8 @@ static void unheard(void)
         say("SIGCHLD is of the child: %d\n", answer == gone);
         sent_as(getpid());
         sent_as(77777);
+        signal(SIGCHLD, SIG_DFL);
+        left_behind();
         _exit(0);
     }
     report(child);

@@ -4,6 +4,7 @@
 //! namespace has numbers of its own for its threads and for those of the namespaces below it. Ids
 //! become these numbers where the guest sees them.
 
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
@@ -22,6 +23,9 @@ use crate::sync::KernelCell;
 
 /// How deep namespaces are nested at most (`MAX_PID_NS_LEVEL` in include/linux/pid_namespace.h).
 const LEVEL_MAX: u32 = 32;
+
+/// Of how many processes that are gone a namespace knows the number.
+const GONE_MAX: usize = 256;
 
 /// The id that no process has.
 const NOBODY: Pid = Pid::new(0);
@@ -61,6 +65,40 @@ struct Table {
     /// Ids and their numbers, in order of ids.
     numbers: Pairs,
     last: u32,
+    gone: Gone,
+}
+
+/// Ids of processes that are gone, and their numbers: the last few, the newest first. What they have left behind
+/// tells who it was: credentials on a socket, the last one who changed a semaphore.
+#[derive(Default)]
+struct Gone {
+    ids: VecDeque<(u32, u32)>,
+    /// When this was so ([`Tasks::wraps`](super::process::Tasks)), the ids were not handed out anew.
+    wraps: u32,
+}
+
+impl Gone {
+    /// Forgets all if some may have been handed out anew.
+    fn refresh(&mut self) {
+        let wraps = kernel().tasks.wraps.load(Relaxed);
+        if core::mem::replace(&mut self.wraps, wraps) != wraps {
+            self.ids.clear();
+        }
+    }
+
+    fn add(&mut self, id: u32, number: u32) {
+        self.refresh();
+        // A larger one is from before the ids began anew, and will be handed out without that.
+        if id <= kernel().tasks.last_id.load(Relaxed) {
+            self.ids.truncate(GONE_MAX - 1);
+            self.ids.push_front((id, number));
+        }
+    }
+
+    fn get(&mut self, id: u32) -> Option<u32> {
+        self.refresh();
+        self.ids.iter().find(|&&(gone, _)| gone == id).map(|&(_, number)| number)
+    }
 }
 
 /// Keys with values, in order of keys.
@@ -103,10 +141,10 @@ impl Table {
     }
 
     #[inline(never)]
-    fn remove(&mut self, id: u32) {
-        if let Some(number) = self.numbers.remove(id) {
-            self.ids.remove(number);
-        }
+    fn remove(&mut self, id: u32) -> Option<u32> {
+        let number = self.numbers.remove(id)?;
+        self.ids.remove(number);
+        Some(number)
     }
 }
 
@@ -114,7 +152,9 @@ impl Numbers {
     // Out of line: ids become numbers in many places, and hardly ever here.
     #[inline(never)]
     fn number_of(&self, id: u32) -> u32 {
-        self.table.borrow_mut().numbers.get(id).unwrap_or(0)
+        let mut table = self.table.borrow_mut();
+        let number = table.numbers.get(id);
+        number.or_else(|| table.gone.get(id)).unwrap_or(0)
     }
 
     #[inline(never)]
@@ -272,7 +312,17 @@ impl PidNamespace {
     /// Takes the numbers of an id back that no process, thread, group or session has any more.
     fn dismiss_unused(&self, tid: Tid) {
         if !self.is_initial() && !kernel().tasks.is_in_use(tid.number()) {
-            self.dismiss(tid);
+            self.bury(tid);
+        }
+    }
+
+    /// Takes the numbers of a process back that is gone. What it has left behind still tells them.
+    fn bury(&self, tid: Tid) {
+        for own in self.lineage().filter_map(|it| it.0.as_ref()) {
+            let mut table = own.table.borrow_mut();
+            if let Some(number) = table.remove(tid.number()) {
+                table.gone.add(tid.number(), number);
+            }
         }
     }
 
@@ -468,11 +518,11 @@ pub fn has_left(process: &Process, leader: Pid) {
     if leader == process.pid || tasks.process(leader).is_some() || tasks.is_in_use(id) {
         return;
     }
-    process.pid_namespace.dismiss(leader.main_thread());
+    process.pid_namespace.bury(leader.main_thread());
     for other in tasks.processes_where(|other| {
         !other.pid_namespace.is_initial() && other.pid_namespace.number_of(id) != 0
     }) {
-        other.pid_namespace.dismiss(leader.main_thread());
+        other.pid_namespace.bury(leader.main_thread());
     }
 }
 
@@ -505,6 +555,23 @@ mod tests {
         inner.admit(Tid::new(91)).unwrap();
         assert_eq!(inner.number_of(91), 3);
         assert!(initial.includes(&inner) && outer.includes(&inner) && !inner.includes(&outer));
+    }
+
+    #[test]
+    fn who_is_gone_has_a_number_until_ids_begin_anew() {
+        let _sandbox = Sandbox::new();
+        let tasks = &kernel().tasks;
+        tasks.last_id.store(80, Relaxed);
+        let namespace = PidNamespace::default().new_below(&UserNamespace::INITIAL).unwrap();
+        for id in [70, 71, 90] {
+            namespace.admit(Tid::new(id)).unwrap();
+            namespace.bury(Tid::new(id));
+        }
+        assert_eq!([70, 71, 90].map(|id| namespace.number_of(id)), [1, 2, 0]);
+        assert_eq!([1, 2, 3].map(|number| namespace.id_of(number)), [0; 3]);
+        tasks.last_id.store(PID_MAX, Relaxed);
+        assert_eq!(tasks.new_id().number(), FIRST_REUSED_ID);
+        assert_eq!(namespace.number_of(70), 0);
     }
 
     #[test]

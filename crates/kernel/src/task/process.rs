@@ -28,6 +28,8 @@ pub struct Tasks {
     pub processes: KernelCell<BTreeMap<Pid, Arc<Process>>>,
     /// The last process or thread id that was given out.
     pub(super) last_id: AtomicU32,
+    /// How many times ids have begun anew.
+    pub(super) wraps: AtomicU32,
     /// The last number of an address space.
     last_space: AtomicU64,
     /// How many times the out-of-memory killer has ended a process ([`super::oom_killer`]).
@@ -59,6 +61,7 @@ impl Tasks {
             let mut id = self.last_id.load(Relaxed) + 1;
             if id >= PID_MAX {
                 id = FIRST_REUSED_ID;
+                self.wraps.fetch_add(1, Relaxed);
             }
             self.last_id.store(id, Relaxed);
             if !self.is_in_use(id) {
