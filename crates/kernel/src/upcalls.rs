@@ -96,14 +96,18 @@ impl Hooks for Kernel {
         freeze::freeze_if_due()
     }
 
+    fn process_ends(&self, process: &Process) {
+        locks::release_process(process);
+        tty::job::process_ended(process);
+        sysv::undo_semaphores(process);
+        notification::process_ended(process);
+        kernel().aio.remove_all(process);
+    }
+
     fn process_ended(&self, process: &Process) {
         missing::process_ended(process);
         crate::remote::process_ended(process);
-        locks::release_process(process);
-        tty::job::process_ended(process);
         sysv::process_ended(process);
-        notification::process_ended(process);
-        kernel().aio.remove_all(process);
     }
 
     fn fatal_fault(&self, frame: &Frame, signal: Signal, code: i32, address: u64) {

@@ -5,6 +5,8 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/sem.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -341,6 +343,220 @@ static void nested(void)
     report(child);
 }
 
+/* A child in the namespace for children that only waits. */
+static pid_t waiting(void)
+{
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    return child;
+}
+
+/* Init waits for the children of others in its namespace, which first wait for what init has. */
+static void given_back(void)
+{
+    PART("what init gives back before it waits");
+    pid_t child = fork();
+    if (child == 0) {
+        int ready[2], held[2];
+        char byte;
+        pipe(ready);
+        pipe(held);
+        TRY(unshare(CLONE_NEWPID));
+        pid_t init = fork();
+        if (init == 0) {
+            close(held[0]);
+            read(ready[0], &byte, 1);
+            _exit(3);
+        }
+        close(held[1]);
+        pid_t other = waiting();
+        int file = pidfd_open_of(init);
+        write(ready[1], "x", 1);
+        say("end of file: %zd\n", read(held[0], &byte, 1));
+        say("init waits: %d\n", waitpid(init, 0, WNOHANG));
+        report(other);
+        report(init);
+        close(file);
+        _exit(0);
+    }
+    report(child);
+    child = fork();
+    if (child == 0) {
+        int ready[2];
+        char byte;
+        pipe(ready);
+        TRY(unshare(CLONE_NEWPID));
+        pid_t init = fork();
+        if (init == 0) {
+            read(ready[0], &byte, 1);
+            TRY(ptrace(PTRACE_SEIZE, 2, 0, PTRACE_O_TRACEEXIT));
+            TRY(ptrace(PTRACE_SEIZE, 3, 0, 0));
+            TRY(kill(3, SIGKILL));
+            siginfo_t info;
+            waitid(P_PID, 3, &info, WEXITED | WNOWAIT);
+            _exit(3);
+        }
+        pid_t others[] = { waiting(), waiting() };
+        write(ready[1], "x", 1);
+        report(others[0]);
+        report(others[1]);
+        report(init);
+        _exit(0);
+    }
+    report(child);
+}
+
+static void traced_init(void)
+{
+    PART("init that is traced");
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        TRY(ptrace(PTRACE_TRACEME, 0, 0, 0));
+        raise(SIGSTOP);
+        kill(1, SIGKILL);
+        _exit(4);
+    }
+    int status;
+    waitpid(child, &status, WUNTRACED);
+    say("stopped by %d\n", WIFSTOPPED(status) ? WSTOPSIG(status) : 0);
+    TRY(ptrace(PTRACE_CONT, child, 0, 0));
+    report(child);
+}
+
+static void timer_of_init(void)
+{
+    PART("a timer does not kill init");
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL };
+        struct itimerspec soon = { .it_value = { 0, 1000000 } };
+        timer_t timer;
+        TRY(timer_create(CLOCK_MONOTONIC, &event, &timer));
+        TRY(timer_settime(timer, 0, &soon, 0));
+        usleep(50000);
+        _exit(5);
+    }
+    report(child);
+}
+
+static void sent_as(pid_t pid)
+{
+    int pair[2];
+    socketpair(AF_UNIX, SOCK_DGRAM, 0, pair);
+    struct {
+        struct cmsghdr header;
+        struct ucred credentials;
+    } control = { { CMSG_LEN(sizeof(struct ucred)), SOL_SOCKET, SCM_CREDENTIALS }, { pid, getuid(), getgid() } };
+    struct iovec vector = { "x", 1 };
+    struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control };
+    TRY(sendmsg(pair[0], &message, 0));
+    close(pair[0]);
+    close(pair[1]);
+}
+
+/* Who has sent a datagram, connected a socket and set a semaphore, once it is gone. */
+static void left_behind(void)
+{
+    int pair[2], on = 1;
+    socketpair(AF_UNIX, SOCK_DGRAM, 0, pair);
+    setsockopt(pair[0], SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
+    struct sockaddr_un name = { .sun_family = AF_UNIX };
+    socklen_t len = sizeof(sa_family_t);
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    bind(listener, (struct sockaddr *)&name, len);
+    listen(listener, 1);
+    len = sizeof name;
+    getsockname(listener, (struct sockaddr *)&name, &len);
+    int set = semget(IPC_PRIVATE, 1, 0600);
+    pid_t gone = fork();
+    if (gone == 0) {
+        send(pair[1], "x", 1, 0);
+        connect(socket(AF_UNIX, SOCK_STREAM, 0), (struct sockaddr *)&name, len);
+        semctl(set, 0, SETVAL, 3);
+        _exit(0);
+    }
+    report(gone);
+    char byte, control[256];
+    struct iovec vector = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+    recvmsg(pair[0], &message, 0);
+    struct ucred *sender = (struct ucred *)CMSG_DATA(CMSG_FIRSTHDR(&message)), peer;
+    say("it was the sender: %d\n", sender->pid == gone);
+    int accepted = accept(listener, 0, 0);
+    len = sizeof peer;
+    getsockopt(accepted, SOL_SOCKET, SO_PEERCRED, &peer, &len);
+    say("it was the peer: %d\n", peer.pid == gone);
+    say("it set the semaphore: %d\n", semctl(set, 0, GETPID) == gone);
+    semctl(set, 0, IPC_RMID);
+    TRY(kill(gone, 0));
+}
+
+static void unheard(void)
+{
+    PART("numbers of those who are gone");
+    pid_t child = spawn(CLONE_NEWPID);
+    if (child == 0) {
+        struct sigaction action = { .sa_sigaction = note, .sa_flags = SA_SIGINFO | SA_NOCLDWAIT };
+        sigaction(SIGCHLD, &action, 0);
+        sigset_t children, none;
+        sigemptyset(&none);
+        sigemptyset(&children);
+        sigaddset(&children, SIGCHLD);
+        sigprocmask(SIG_BLOCK, &children, 0);
+        answer = -1;
+        pid_t gone = fork();
+        if (gone == 0)
+            _exit(0);
+        while (answer == -1)
+            sigsuspend(&none);
+        say("SIGCHLD is of the child: %d\n", answer == gone);
+        sent_as(getpid());
+        sent_as(77777);
+        signal(SIGCHLD, SIG_DFL);
+        left_behind();
+        _exit(0);
+    }
+    report(child);
+}
+
+/* A group whose leader was in a namespace, and whose last member is not. */
+static void outer_member(void)
+{
+    PART("a group across namespaces");
+    pid_t child = fork();
+    if (child == 0) {
+        int ask[2], told[2];
+        char byte;
+        pipe(ask);
+        pipe(told);
+        TRY(unshare(CLONE_NEWPID));
+        pid_t init = fork();
+        if (init == 0) {
+            read(ask[0], &byte, 1);
+            TRY(kill(2, 0));
+            say("its group is seen: %s\n", kill(-2, 0) == 0 ? "yes" : error_name(errno));
+            write(told[1], "x", 1);
+            read(ask[0], &byte, 1);
+            TRY(kill(-2, 0));
+            _exit(0);
+        }
+        pid_t leader = waiting(), own = getpgrp();
+        setpgid(leader, 0);
+        TRY(setpgid(0, leader));
+        kill(leader, SIGKILL);
+        report(leader);
+        write(ask[1], "x", 1);
+        read(told[0], &byte, 1);
+        TRY(setpgid(0, own));
+        write(ask[1], "x", 1);
+        report(init);
+        _exit(0);
+    }
+    report(child);
+}
+
 int main(void)
 {
     numbers();
@@ -351,5 +567,10 @@ int main(void)
     unshared();
     entered();
     nested();
+    given_back();
+    traced_init();
+    timer_of_init();
+    unheard();
+    outer_member();
     return 0;
 }

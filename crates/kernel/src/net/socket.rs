@@ -22,6 +22,7 @@ use crate::io::{Sink, Source};
 use crate::ipc::mqueue::notification::CookieSocket;
 use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
+use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::ids::Pid;
 use crate::task::signal;
@@ -166,6 +167,7 @@ impl PeerCredentials {
     }
 
     /// What a program says it is, which has ids of its namespaces. `EINVAL`: they are none.
+    /// `ESRCH`: there is no such process.
     /// `EPERM` unless the running process may claim to be that (`scm_check_creds`, net/core/scm.c).
     pub fn claimed(mut self) -> Result<Self> {
         let process = current_process();
@@ -176,7 +178,11 @@ impl PeerCredentials {
         let may = (self.pid == process.pid.number() || c.can(Capabilities::SYS_ADMIN))
             && (c.users().contains(&self.uid) || c.can_in_own(Capabilities::SETUID))
             && (c.groups_of_process().contains(&self.gid) || c.can_in_own(Capabilities::SETGID));
-        if may { Ok(self) } else { Err(Errno::EPERM) }
+        match may {
+            false => Err(Errno::EPERM),
+            true if self.pid == 0 || !kernel().tasks.is_in_use(self.pid) => Err(Errno::ESRCH),
+            true => Ok(self),
+        }
     }
 }
 

@@ -23,7 +23,7 @@ pub use system::memory;
 
 use crate::errno::{Errno, Result};
 use crate::fs::inode::{FileType, FilesystemId, Inode, Link};
-use crate::fs::pseudo::{Directory, Fixed, Item, Kind, Names, Place, SymbolicLink};
+use crate::fs::pseudo::{Directory, Fixed, Generated, Item, Kind, Names, Place, SymbolicLink};
 use crate::ipc::sysv::proc_files as sysv;
 use crate::task::pid_namespace::PidNamespace;
 
@@ -51,7 +51,6 @@ const FIXED: &[Item] = &[
     Item { name: "filesystems", kind: Kind::Text(system::FILESYSTEMS) },
     Item { name: "interrupts", kind: Kind::File(system::interrupts) },
     Item { name: "loadavg", kind: Kind::File(system::loadavg) },
-    Item { name: "locks", kind: Kind::File(system::locks) },
     Item { name: "meminfo", kind: Kind::File(system::meminfo) },
     Item { name: "modules", kind: Kind::Text("") },
     Item { name: "mounts", kind: Kind::Link("self/mounts") },
@@ -106,6 +105,10 @@ impl Names for Root {
         }
         let place = directory.below(name);
         match name {
+            b"locks" => {
+                let namespace = self.namespace.clone();
+                Ok(Some(Generated::read_only(place, move || system::locks(&namespace))))
+            }
             b"self" => {
                 let namespace = self.namespace.clone();
                 Ok(Some(SymbolicLink::new(place, move || own_link(&namespace, Own::Process))))
@@ -120,6 +123,7 @@ impl Names for Root {
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
         Fixed(FIXED).list(emit)?;
+        emit(b"locks", FileType::Regular);
         emit(b"self", FileType::Symlink);
         emit(b"thread-self", FileType::Symlink);
         process::list(&self.namespace, emit);

@@ -12,6 +12,8 @@ use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::path::Path;
 use crate::state::kernel;
 use crate::state::{RELEASE, VERSION};
+use crate::task::current_process;
+use crate::task::pid_namespace::PidNamespace;
 use crate::task::usage::{LOAD_BITS, LOAD_ONE, Share};
 use crate::task::{Process, Thread};
 
@@ -33,17 +35,20 @@ pub(super) const TTY_DRIVERS: &str = "/dev/tty             /dev/tty        5    
 
 pub(super) const TTY_DISCIPLINES: &str = "n_tty       0\n";
 
-/// `locks`: all advisory locks (proc_locks(5)).
-pub(super) fn locks() -> Result<Vec<u8>> {
+/// `locks`: all advisory locks (proc_locks(5)), but for those of processes that a namespace does not know.
+pub(super) fn locks(namespace: &PidNamespace) -> Result<Vec<u8>> {
     let mut text = String::new();
     let mut number = 0;
     kernel().fs.locks.for_each(&mut |(device, inode, family), held| {
         number += 1;
         let (kind, pid) = match (family, held.owner) {
             (Family::Flock, _) => ("FLOCK ", -1),
-            (Family::Record, Owner::Process(pid)) => ("POSIX ", pid.for_caller() as i32),
+            (Family::Record, Owner::Process(pid)) => ("POSIX ", pid.number_in(namespace) as i32),
             (Family::Record, Owner::Description(_)) => ("OFDLCK", -1),
         };
+        if pid == 0 {
+            return;
+        }
         let mode = if held.kind == LockKind::Write { "WRITE" } else { "READ " };
         let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & !0xff));
         let end = match held.range.end {
@@ -155,7 +160,7 @@ pub(super) fn loadavg() -> Result<Vec<u8>> {
     let loads = kernel().tasks.usage.loads().map(shown_load);
     let running = kernel().tasks.runnable();
     let threads = kernel().tasks.threads.borrow_mut();
-    let last = threads.keys().next_back().map_or(1, |last| last.number());
+    let last = current_process().pid_namespace.last_number();
     Ok(format!("{} {running}/{} {last}\n", loads.join(" "), threads.len()).into_bytes())
 }
 

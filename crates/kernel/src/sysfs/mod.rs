@@ -218,12 +218,12 @@ impl Names for Topology {
     }
 }
 
-/// Control group limits: those of the sandbox.
 /// A number in a line; 0 is a process or thread that the reader does not see.
 fn id_line(number: u32) -> Vec<u8> {
-    if number == 0 { Vec::new() } else { format!("{number}\n").into_bytes() }
+    format!("{number}\n").into_bytes()
 }
 
+/// Control group limits: those of the sandbox.
 const CGROUP: &[Item] = &[
     text("cgroup.controllers", "cpuset cpu memory pids\n"),
     text("cgroup.events", "populated 1\nfrozen 0\n"),

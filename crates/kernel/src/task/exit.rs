@@ -58,7 +58,6 @@ pub fn exit_dying() -> ! {
 /// exit(2): ends the running thread, and with the last one the process.
 pub fn exit_thread(status: ExitStatus) -> ! {
     ptrace::events::exits(status);
-    pid_namespace::thread_ends();
     leave(status);
     // Nothing on this stack is needed any more: the idle loop frees it.
     current().switch_to_idle();
@@ -69,6 +68,10 @@ fn leave(status: ExitStatus) {
     let thread = current();
     let process = thread.process.clone();
     leave_memory(&thread);
+    if process.pid != FIRST_PID && process.threads.borrow_mut().len() == 1 {
+        give_back(&thread, status);
+    }
+    // Nothing blocks from here on: otherwise two threads could both not be the last one.
     leave_remains(&thread);
     seccomp::release(&thread);
     process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
@@ -119,17 +122,27 @@ pub fn leave_memory(thread: &Thread) {
     }
 }
 
-/// Ends a process whose last thread ends.
-fn end_process(process: &Arc<Process>, status: ExitStatus) {
-    if process.pid == FIRST_PID {
-        end_sandbox(status);
-    }
+/// The last thread of a process ends: gives back what others may wait for, and lets those go on that it
+/// traces. Init of a PID namespace then waits for all processes there (`do_exit` in kernel/exit.c).
+fn give_back(thread: &Thread, status: ExitStatus) {
+    let process = &thread.process;
+    process.exiting.borrow_mut().get_or_insert(status);
     process.timers.disarm_all();
     process.cpu_limit.disarm();
     process.posix_timers.remove_all();
     process.release();
     process.look_at_resident();
     release_memory(process);
+    above().process_ends(process);
+    ptrace::tracees::release(thread);
+    pid_namespace::await_end(process);
+}
+
+/// Ends a process whose last thread has ended.
+fn end_process(process: &Arc<Process>, status: ExitStatus) {
+    if process.pid == FIRST_PID {
+        end_sandbox(status);
+    }
     process.mm().detach();
     process.life.set(Life::Zombie(status));
     if process.mm().users() == 0 {
@@ -140,7 +153,6 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     let children = leave_children(process);
     signal::hang_up_orphans(process, &children);
     process.released.wake_all(Events::IN);
-    ptrace::tracees::process_ends(process);
     report_end(process, status);
 }
 
@@ -221,11 +233,12 @@ fn tell_parent(process: &Arc<Process>, status: ExitStatus) {
     };
     let exit_signal = process.family.get().exit_signal;
     let is_ignored = exit_signal == Some(signal::SIGCHLD) && signal::ignores_children(&parent);
-    if is_ignored || parent.ends_pid_namespace() {
-        forget(process);
-    }
     if let Some(exit_signal) = exit_signal {
         signal::send_to_process(&parent, signal::child_ended(process, exit_signal, status));
+    }
+    // It has its numbers until the signal says which one.
+    if is_ignored || parent.ends_pid_namespace() {
+        forget(process);
     }
     parent.children_changed.wake_all(Events::IN);
 }

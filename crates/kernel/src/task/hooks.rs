@@ -10,6 +10,10 @@ pub trait Hooks: Sync {
     /// No thread can run: freezes the sandbox if this is the moment; whether it has.
     fn freeze_if_due(&self) -> bool;
 
+    /// The last thread of a process ends, and its descriptors are closed. What others may wait for goes:
+    /// locks and the like. It has its memory yet.
+    fn process_ends(&self, process: &Process);
+
     /// The last thread of a process has ended, its descriptors are closed and its memory is
     /// given back; nobody has been told yet. What files and the like keep for it goes.
     fn process_ended(&self, process: &Process);

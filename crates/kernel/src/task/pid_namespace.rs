@@ -4,14 +4,16 @@
 //! namespace has numbers of its own for its threads and for those of the namespaces below it. Ids
 //! become these numbers where the guest sees them.
 
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
 
 use super::ids::{Pid, Tid};
 use super::namespace::{Common, Kind};
 use super::process::{FIRST_PID, FIRST_REUSED_ID, PID_MAX, Process};
-use super::signal::{self, SI_KERNEL, SIGKILL, SignalInfo};
-use super::thread::{Thread, current, running};
+use super::signal::{self, SI_KERNEL, SI_SIGIO, SI_TIMER, SIGKILL, SignalInfo};
+use super::thread::{Thread, running};
 use super::user_namespace::UserNamespace;
 use super::wait::{Events, WaitQueue};
 use super::{exit, ptrace, scheduler};
@@ -21,6 +23,12 @@ use crate::sync::KernelCell;
 
 /// How deep namespaces are nested at most (`MAX_PID_NS_LEVEL` in include/linux/pid_namespace.h).
 const LEVEL_MAX: u32 = 32;
+
+/// Of how many processes that are gone a namespace knows the number.
+const GONE_MAX: usize = 256;
+
+/// The id that no process has.
+const NOBODY: Pid = Pid::new(0);
 
 /// A PID namespace; the default is the initial one.
 #[derive(Clone, Default)]
@@ -57,6 +65,40 @@ struct Table {
     /// Ids and their numbers, in order of ids.
     numbers: Pairs,
     last: u32,
+    gone: Gone,
+}
+
+/// Ids of processes that are gone, and their numbers: the last few, the newest first. What they have left behind
+/// tells who it was: credentials on a socket, the last one who changed a semaphore.
+#[derive(Default)]
+struct Gone {
+    ids: VecDeque<(u32, u32)>,
+    /// When this was so ([`Tasks::wraps`](super::process::Tasks)), the ids were not handed out anew.
+    wraps: u32,
+}
+
+impl Gone {
+    /// Forgets all if some may have been handed out anew.
+    fn refresh(&mut self) {
+        let wraps = kernel().tasks.wraps.load(Relaxed);
+        if core::mem::replace(&mut self.wraps, wraps) != wraps {
+            self.ids.clear();
+        }
+    }
+
+    fn add(&mut self, id: u32, number: u32) {
+        self.refresh();
+        // A larger one is from before the ids began anew, and will be handed out without that.
+        if id <= kernel().tasks.last_id.load(Relaxed) {
+            self.ids.truncate(GONE_MAX - 1);
+            self.ids.push_front((id, number));
+        }
+    }
+
+    fn get(&mut self, id: u32) -> Option<u32> {
+        self.refresh();
+        self.ids.iter().find(|&&(gone, _)| gone == id).map(|&(_, number)| number)
+    }
 }
 
 /// Keys with values, in order of keys.
@@ -99,10 +141,10 @@ impl Table {
     }
 
     #[inline(never)]
-    fn remove(&mut self, id: u32) {
-        if let Some(number) = self.numbers.remove(id) {
-            self.ids.remove(number);
-        }
+    fn remove(&mut self, id: u32) -> Option<u32> {
+        let number = self.numbers.remove(id)?;
+        self.ids.remove(number);
+        Some(number)
     }
 }
 
@@ -110,7 +152,9 @@ impl Numbers {
     // Out of line: ids become numbers in many places, and hardly ever here.
     #[inline(never)]
     fn number_of(&self, id: u32) -> u32 {
-        self.table.borrow_mut().numbers.get(id).unwrap_or(0)
+        let mut table = self.table.borrow_mut();
+        let number = table.numbers.get(id);
+        number.or_else(|| table.gone.get(id)).unwrap_or(0)
     }
 
     #[inline(never)]
@@ -189,13 +233,22 @@ impl PidNamespace {
     }
 
     /// The numbers of an id in namespaces from this one down to `lowest`, as `/proc/PID/status` shows
-    /// them.
+    /// them; 0 if that is not below this one.
     pub fn numbers_down_to(&self, lowest: &Self, id: u32) -> Vec<u32> {
+        if !self.includes(lowest) {
+            return Vec::from([0]);
+        }
         let mut numbers = Vec::new();
         for namespace in lowest.lineage().take_while(|it| it.level() >= self.level()) {
             numbers.insert(0, namespace.number_of(id));
         }
         numbers
+    }
+
+    /// The number that was given last.
+    pub fn last_number(&self) -> u32 {
+        let last_id = || kernel().tasks.last_id.load(Relaxed);
+        self.0.as_ref().map_or_else(last_id, |own| own.table.borrow_mut().last)
     }
 
     /// The processes here and below, in order of their numbers.
@@ -228,7 +281,7 @@ impl PidNamespace {
     /// Gives a thread that is being made a number here and in the namespaces above. `ENOMEM`: init has
     /// ended.
     fn admit(&self, tid: Tid) -> Result<()> {
-        if self.lineage().any(|it| it.has_ended()) {
+        if self.is_closed() {
             return Err(Errno::ENOMEM);
         }
         for own in self.lineage().filter_map(|it| it.0.as_ref()) {
@@ -240,14 +293,12 @@ impl PidNamespace {
         Ok(())
     }
 
-    /// Takes the numbers of a thread back that is not made after all.
+    /// Takes the numbers of a thread back that is not made after all. A namespace whose init it would have
+    /// been stays without one (`free_pid` in kernel/pid.c).
     fn refuse(&self, tid: Tid) {
         self.dismiss(tid);
-        for own in self.lineage().filter_map(|it| it.0.as_ref()) {
-            if own.init.get() == Init::Living(tid.process()) {
-                own.init.set(Init::Awaited);
-                own.table.borrow_mut().last = 0;
-            }
+        for namespace in self.lineage().filter(|it| it.init() == Some(tid.process())) {
+            namespace.end(NOBODY);
         }
     }
 
@@ -259,21 +310,28 @@ impl PidNamespace {
     }
 
     /// Takes the numbers of an id back that no process, thread, group or session has any more.
-    pub fn dismiss_unused(&self, tid: Tid) {
+    fn dismiss_unused(&self, tid: Tid) {
         if !self.is_initial() && !kernel().tasks.is_in_use(tid.number()) {
-            self.dismiss(tid);
+            self.bury(tid);
+        }
+    }
+
+    /// Takes the numbers of a process back that is gone. What it has left behind still tells them.
+    fn bury(&self, tid: Tid) {
+        for own in self.lineage().filter_map(|it| it.0.as_ref()) {
+            let mut table = own.table.borrow_mut();
+            if let Some(number) = table.remove(tid.number()) {
+                table.gone.add(tid.number(), number);
+            }
         }
     }
 
     /// A process is gone: takes the numbers back that nobody uses any more.
     pub(super) fn process_is_gone(&self, process: &Process) {
-        if self.is_initial() {
-            return;
-        }
         let family = process.family.get();
         self.dismiss_unused(process.pid.main_thread());
-        self.dismiss_unused(family.group.led_by().main_thread());
-        self.dismiss_unused(family.session.led_by().main_thread());
+        has_left(process, family.group.led_by());
+        has_left(process, family.session.led_by());
         for own in self.lineage().filter_map(|it| it.0.as_ref()) {
             own.process_gone.wake_all(Events::IN);
         }
@@ -313,22 +371,27 @@ impl PidNamespace {
         self.0.as_ref().is_some_and(|own| matches!(own.init.get(), Init::Ended(_)))
     }
 
+    /// Whether it gets no new processes: its init ends or has ended, or that of one above.
+    fn is_closed(&self) -> bool {
+        self.lineage().any(|it| it.has_ended())
+    }
+
     /// The processes here and below.
     fn processes(&self) -> Vec<Arc<Process>> {
         kernel().tasks.processes_where(|process| self.includes(&process.pid_namespace))
     }
 
     /// Ends all processes but init, which ends.
-    fn end(&self, init: &Process) {
+    fn end(&self, init: Pid) {
         if let Some(own) = &self.0 {
-            own.init.set(Init::Ended(init.pid));
+            own.init.set(Init::Ended(init));
         }
         for process in self.processes() {
-            if process.pid == init.pid {
+            if process.pid == init {
                 continue;
             }
             signal::send_to_process(&process, SignalInfo::new(SIGKILL, SI_KERNEL));
-            let is_own = process.parent_pid() == Some(init.pid);
+            let is_own = process.parent_pid() == Some(init);
             if is_own && process.is_zombie() && ptrace::awaited_tracer(&process).is_none() {
                 exit::report_end_to_parent(&process);
             }
@@ -398,9 +461,19 @@ impl Process {
     }
 
     /// Whether a signal that cannot be caught passes init of a PID namespace by: only those of the kernel
-    /// and of processes outside get to it (`sig_task_ignored` in kernel/signal.c).
+    /// and of processes outside get to it, and what a tracer is to see (`sig_task_ignored` in kernel/signal.c).
     pub(super) fn is_shielded_from(&self, info: &SignalInfo) -> bool {
-        self.leads_pid_namespace() && info.code != SI_KERNEL && !self.is_out_of_sight()
+        let has_sender = info.code <= 0 && info.code != SI_TIMER && info.code != SI_SIGIO;
+        let is_from_outside = || has_sender && self.is_out_of_sight();
+        let is_seen_by_tracer = || info.signal != SIGKILL && self.is_traced();
+        self.leads_pid_namespace()
+            && info.code != SI_KERNEL
+            && !is_from_outside()
+            && !is_seen_by_tracer()
+    }
+
+    fn is_traced(&self) -> bool {
+        self.threads.borrow_mut().iter().any(|thread| thread.tracee.is_traced())
     }
 
     /// Whether the sender of a signal is known to this process by a number.
@@ -409,16 +482,14 @@ impl Process {
     }
 }
 
-/// The running thread ends. If it is the last one of a namespace's init, all processes there end first
-/// (`zap_pid_ns_processes` in kernel/pid_namespace.c).
-pub(super) fn thread_ends() {
-    let thread = current();
-    let process = &thread.process;
-    if !process.leads_pid_namespace() || process.threads.borrow_mut().len() > 1 {
+/// The running thread is the last one of a process. If that is a namespace's init, all processes there end
+/// first (`zap_pid_ns_processes` in kernel/pid_namespace.c).
+pub(super) fn await_end(process: &Process) {
+    if !process.leads_pid_namespace() {
         return;
     }
     let namespace = process.pid_namespace.clone();
-    namespace.end(process);
+    namespace.end(process.pid);
     let Some(own) = &namespace.0 else { return };
     while namespace.processes().iter().any(|other| other.pid != process.pid) {
         scheduler::block_uninterruptibly(&own.process_gone);
@@ -428,14 +499,30 @@ pub(super) fn thread_ends() {
 /// The last thread of a process has ended: nobody stays behind in a namespace without init.
 pub(super) fn process_ends(process: &Process) {
     if process.leads_pid_namespace() {
-        process.pid_namespace.end(process);
+        process.pid_namespace.end(process.pid);
     }
 }
 
 /// A new thread can be found. Its namespace may have ended meanwhile.
 pub(super) fn thread_is_known(thread: &Thread) {
-    if thread.process.pid_namespace.has_ended() {
+    if thread.process.pid_namespace.is_closed() {
         signal::send_to_process(&thread.process, SignalInfo::new(SIGKILL, SI_KERNEL));
+    }
+}
+
+/// A process has left a group or session, perhaps as the last one of it: takes the numbers of its leader
+/// back, which may have been in a namespace below.
+pub fn has_left(process: &Process, leader: Pid) {
+    let tasks = &kernel().tasks;
+    let id = leader.number();
+    if leader == process.pid || tasks.process(leader).is_some() || tasks.is_in_use(id) {
+        return;
+    }
+    process.pid_namespace.bury(leader.main_thread());
+    for other in tasks.processes_where(|other| {
+        !other.pid_namespace.is_initial() && other.pid_namespace.number_of(id) != 0
+    }) {
+        other.pid_namespace.bury(leader.main_thread());
     }
 }
 
@@ -457,6 +544,9 @@ mod tests {
         inner.admit(Tid::new(90)).unwrap();
         assert_eq!(initial.numbers_down_to(&inner, 90), [90, 3, 2]);
         assert_eq!(outer.numbers_down_to(&inner, 90), [3, 2]);
+        let other = initial.new_below(&UserNamespace::INITIAL).unwrap();
+        assert_eq!(other.numbers_down_to(&inner, 90), [0], "not below");
+        assert_eq!(inner.last_number(), 2);
         assert_eq!([inner.id_of(1), inner.id_of(2), inner.id_of(3)], [70, 90, 0]);
         assert_eq!((inner.number_of(80), outer.number_of(80)), (0, 2));
         inner.dismiss(Tid::new(90));
@@ -465,6 +555,23 @@ mod tests {
         inner.admit(Tid::new(91)).unwrap();
         assert_eq!(inner.number_of(91), 3);
         assert!(initial.includes(&inner) && outer.includes(&inner) && !inner.includes(&outer));
+    }
+
+    #[test]
+    fn who_is_gone_has_a_number_until_ids_begin_anew() {
+        let _sandbox = Sandbox::new();
+        let tasks = &kernel().tasks;
+        tasks.last_id.store(80, Relaxed);
+        let namespace = PidNamespace::default().new_below(&UserNamespace::INITIAL).unwrap();
+        for id in [70, 71, 90] {
+            namespace.admit(Tid::new(id)).unwrap();
+            namespace.bury(Tid::new(id));
+        }
+        assert_eq!([70, 71, 90].map(|id| namespace.number_of(id)), [1, 2, 0]);
+        assert_eq!([1, 2, 3].map(|number| namespace.id_of(number)), [0; 3]);
+        tasks.last_id.store(PID_MAX, Relaxed);
+        assert_eq!(tasks.new_id().number(), FIRST_REUSED_ID);
+        assert_eq!(namespace.number_of(70), 0);
     }
 
     #[test]
@@ -480,11 +587,14 @@ mod tests {
         let _sandbox = Sandbox::new();
         let namespace = PidNamespace::default().new_below(&UserNamespace::INITIAL).unwrap();
         namespace.admit(Tid::new(70)).unwrap();
+        namespace.admit(Tid::new(71)).unwrap();
         namespace.refuse(Tid::new(70));
-        assert_eq!(namespace.init(), None);
+        assert_eq!((namespace.init(), namespace.number_of(71)), (None, 2));
+        assert_eq!(namespace.admit(Tid::new(72)), Err(Errno::ENOMEM));
+        let namespace = PidNamespace::default().new_below(&UserNamespace::INITIAL).unwrap();
         namespace.admit(Tid::new(71)).unwrap();
         assert_eq!((namespace.init(), namespace.number_of(71)), (Some(Pid::new(71)), 1));
-        namespace.end(&current_process());
+        namespace.end(current_process().pid);
         assert_eq!(namespace.admit(Tid::new(72)), Err(Errno::ENOMEM));
         assert!(!namespace.new_below(&UserNamespace::INITIAL).unwrap().has_ended());
         assert_eq!(

@@ -28,7 +28,9 @@ pub struct Tasks {
     /// has waited for.
     pub processes: KernelCell<BTreeMap<Pid, Arc<Process>>>,
     /// The last process or thread id that was given out.
-    last_id: AtomicU32,
+    pub(super) last_id: AtomicU32,
+    /// How many times ids have begun anew.
+    pub(super) wraps: AtomicU32,
     /// The last number of an address space.
     last_space: AtomicU64,
     /// How many times the out-of-memory killer has ended a process ([`super::oom_killer`]).
@@ -60,6 +62,7 @@ impl Tasks {
             let mut id = self.last_id.load(Relaxed) + 1;
             if id >= PID_MAX {
                 id = FIRST_REUSED_ID;
+                self.wraps.fetch_add(1, Relaxed);
             }
             self.last_id.store(id, Relaxed);
             if !self.is_in_use(id) {
@@ -69,7 +72,7 @@ impl Tasks {
     }
 
     /// Whether a process, thread, group or session has an id.
-    pub(super) fn is_in_use(&self, id: u32) -> bool {
+    pub fn is_in_use(&self, id: u32) -> bool {
         let (tid, pid) = (Tid::new(id), Pid::new(id));
         let processes = self.processes.borrow_mut();
         self.threads.borrow_mut().contains_key(&tid)

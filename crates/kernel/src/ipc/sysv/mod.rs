@@ -55,7 +55,6 @@ fn now_s() -> i64 {
 /// The process has ended: what it has done with `SEM_UNDO` is undone, and memory
 /// that only it had attached may go.
 pub fn process_ended(process: &Process) {
-    undo_semaphores(process);
     memory::process_ended(process);
 }
 

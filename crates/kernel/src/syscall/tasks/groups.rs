@@ -5,7 +5,7 @@ use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::task::ids::{Pgid, Sid};
 use crate::task::process::Family;
-use crate::task::{Process, current_process};
+use crate::task::{Process, current_process, pid_namespace};
 
 /// getppid(2): init has no parent.
 pub fn getppid() -> Result<u32> {
@@ -38,13 +38,13 @@ pub fn setsid() -> Result<Sid> {
     let old = own.family.get();
     own.family.set(Family { session, group, ..old });
     left_group(&own, old.group);
-    own.pid_namespace.dismiss_unused(old.session.led_by().main_thread());
+    pid_namespace::has_left(&own, old.session.led_by());
     Ok(session)
 }
 
 /// A process has left a group, perhaps as the last one of it.
 fn left_group(process: &Process, group: Pgid) {
-    process.pid_namespace.dismiss_unused(group.led_by().main_thread());
+    pid_namespace::has_left(process, group.led_by());
 }
 
 /// setpgid(2).

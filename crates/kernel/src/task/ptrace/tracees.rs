@@ -88,10 +88,12 @@ impl Tracees {
 
     fn note_ended(&self, tracee: EndedTracee) {
         let mut ended = self.ended.borrow_mut();
-        if ended.len() >= ENDED_MAX {
-            ended.remove(0);
-        }
+        let forgotten = (ended.len() >= ENDED_MAX).then(|| ended.remove(0));
         ended.push(tracee);
+        drop(ended);
+        if let Some(EndedTracee { tid, process, .. }) = forgotten {
+            process.pid_namespace.dismiss(tid);
+        }
     }
 
     /// The tracer of a thread has heard that it has ended.
@@ -140,7 +142,7 @@ pub(in crate::task) fn thread_ends(thread: &Thread, status: ExitStatus) {
         return;
     }
     let Some(tracer) = tasks.process(by) else { return };
-    if signal::ignores_children(&tracer) {
+    if hears_of_no_ends(&tracer) {
         // Who waits for it hears that there is none.
         tracer.children_changed.wake_all(Events::IN);
         return;
@@ -169,12 +171,13 @@ fn release_tracees(tracer: &Thread) {
     }
 }
 
-/// A process ends, and so do its claims to hear of others first.
-pub(in crate::task) fn process_ends(process: &Process) {
-    let tasks = &kernel().tasks;
+/// The last thread of a process ends: it traces nobody any more, and has no claims to hear of others first.
+pub(in crate::task) fn release(thread: &Thread) {
+    let (process, tasks) = (&thread.process, &kernel().tasks);
     if tasks.tracees.is_empty() {
         return;
     }
+    release_tracees(thread);
     let forgotten = tasks.tracees.ended_of(process.pid);
     forgotten.iter().for_each(|ended| tasks.tracees.forget_ended(ended.tid));
     for other in tasks.processes_where(|other| other.awaits_tracer.get() == Some(process.pid)) {
@@ -189,6 +192,11 @@ pub fn heard_by_tracer(process: &Arc<Process>) {
     exit::report_end_to_parent(process);
 }
 
+/// Whether a tracer will not wait for those that have ended: it does not want to, or ends itself.
+fn hears_of_no_ends(tracer: &Process) -> bool {
+    signal::ignores_children(tracer) || tracer.ends_pid_namespace()
+}
+
 /// A process has ended: whether its tracer, who is not its parent, hears of it first.
 pub(in crate::task) fn tracer_hears_first(process: &Arc<Process>, status: ExitStatus) -> bool {
     let Some(by) = process.remains.get().tracer.filter(|&by| process.parent_pid() != Some(by))
@@ -198,7 +206,7 @@ pub(in crate::task) fn tracer_hears_first(process: &Arc<Process>, status: ExitSt
     let Some(tracer) = kernel().tasks.process(by).filter(|tracer| !tracer.is_zombie()) else {
         return false;
     };
-    if signal::ignores_children(&tracer) {
+    if hears_of_no_ends(&tracer) {
         tracer.children_changed.wake_all(Events::IN);
         return false;
     }

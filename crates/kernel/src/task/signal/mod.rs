@@ -48,6 +48,8 @@ pub const SI_KERNEL: i32 = 0x80;
 pub const SI_TKILL: i32 = -6;
 /// `SI_TIMER`: sent by a POSIX timer.
 pub const SI_TIMER: i32 = -2;
+/// `SI_SIGIO`: about a file, without details.
+pub const SI_SIGIO: i32 = -5;
 
 impl SignalInfo {
     /// A signal without further information.
