@@ -344,7 +344,6 @@ fn attacks_by_a_system_call_of_ones_own_stay_in_the_sandbox() {
             "userfaultfd",
             "perf_event",
             "setns",
-            "unshare-user",
             "mount",
             "kexec",
             "init_module",

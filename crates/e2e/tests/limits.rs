@@ -271,13 +271,18 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 ";
     let shared = "\
 import mmap, os, sys, time
+# A fork fails while memory is used up.
+all_are_there = mmap.mmap(-1, 4096)
 for _ in range(8):
     memory = mmap.mmap(-1, 60 << 20)
     if os.fork() == 0:
+        while not all_are_there[0]:
+            time.sleep(0.01)
         for at in range(0, 60 << 20, 4096):
             memory[at] = 1
         time.sleep(30)
         os._exit(0)
+all_are_there[0] = 1
 for _ in range(8):
     os.wait()
 print('all of it was there')
