@@ -271,10 +271,7 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 ";
     let shared = "\
 import mmap, os, sys, time
-# Shared memory that is there at the first fork is used up by that, and a fork fails while memory is.
-if os.fork() == 0:
-    os._exit(0)
-os.wait()
+# A fork fails while memory is used up.
 all_are_there = mmap.mmap(-1, 4096)
 for _ in range(8):
     memory = mmap.mmap(-1, 60 << 20)
@@ -299,6 +296,72 @@ sys.exit(3)
     let outcome = sandboxed(&["--memory=64MiB"], shared);
     assert_eq!(outcome.code, KILLED, "{outcome:?}");
     assert!(outcome.stderr.contains("memory limit"), "{outcome:?}");
+}
+
+/// What one process has of it is the host's shared memory; the first fork moves that to where several
+/// host processes see it.
+#[test]
+fn shared_memory_that_nobody_has_touched_takes_none() {
+    if !limits_are_enforced() {
+        return;
+    }
+    // Nearly all that there is, of which a fiftieth is used.
+    let script = "\
+import mmap, os, sys
+SIZE, STEP = 60 << 20, 50 << 12
+memory = mmap.mmap(-1, SIZE)
+for at in range(0, SIZE, STEP):
+    memory[at:at + 4] = (at >> 12).to_bytes(4, 'big')
+pid = os.fork()
+if pid == 0:
+    if any(int.from_bytes(memory[at:at + 4], 'big') != at >> 12 for at in range(0, SIZE, STEP)):
+        os._exit(3)
+    memory[4096] = 7
+    os._exit(0)
+ended = os.waitpid(pid, 0)[1]
+print(ended, memory[4096])
+";
+    let outcome = sandboxed(&["--memory=64MiB"], script);
+    assert_eq!((outcome.code, outcome.stdout.trim()), (Some(0), "0 7"), "{outcome:?}");
+}
+
+/// Two processes take all memory again and again, and are ended for it, while a third forks. Nothing of that
+/// is its concern: no fork fails, and nobody waits for memory that is there.
+#[test]
+fn who_forks_while_others_are_ended_for_their_memory_goes_on() {
+    if !limits_are_enforced() {
+        return;
+    }
+    let script = "\
+import os, signal
+def eater():
+    pid = os.fork()
+    if pid == 0:
+        taken = []
+        while True:
+            taken.append(bytearray(b'x') * (256 << 10))
+    return pid
+eaters, ended = {eater(), eater()}, 0
+while ended < 100:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            break
+        eaters.remove(pid)
+        assert status == signal.SIGKILL, status
+        ended += 1
+        eaters.add(eater())
+    # It may have been taken for the largest.
+    assert status in (0, signal.SIGKILL), status
+print('went on')
+for pid in eaters:
+    os.kill(pid, signal.SIGKILL)
+";
+    let outcome = sandboxed(&["--memory=64MiB"], script);
+    assert_eq!((outcome.code, outcome.stdout.trim()), (Some(0), "went on"), "{outcome:?}");
 }
 
 #[test]

@@ -158,13 +158,16 @@ fn clients_wait_for_the_next_monitor_if_systemd_has_the_socket() {
     let (mut monitor, mut daemon) = start(1);
     assert_eq!(get(address, "hello-c", "/").status, 200);
     assert!(!daemon.log().contains("clients wait there"), "{}", daemon.log());
-    // No sandbox has it.
+    // No sandbox has it. What the monitor has just forked has its descriptors for a moment.
     let inode = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).expect("a socket");
-    for process in descendants(monitor.pid()) {
-        let Ok(descriptors) = fs::read_dir(format!("/proc/{}/fd", process.pid)) else { continue };
-        let mut links = descriptors.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
-        assert!(!links.any(|link| link == inode), "{}", process.pid);
-    }
+    wait_until("no sandbox has the listener", || {
+        let has_it = |pid| {
+            let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+            let links = descriptors.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+            links.into_iter().any(|link| link == inode)
+        };
+        !descendants(monitor.pid()).into_iter().any(|process| has_it(process.pid))
+    });
     assert_eq!(daemon.stop(), Some(0));
     assert_eq!(monitor.stop(), Some(0));
     let client = thread::spawn(move || get(address, "hello-c", "/").status);

@@ -4,6 +4,7 @@
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use crate::errno::Errno;
 use crate::machine::{HostFd, HostFiles, Machine, Processes, Threads};
 use crate::upcalls;
 
@@ -22,10 +23,17 @@ impl Console {
         Self { buffer: [0; 512], len: 0 }
     }
 
-    /// Writes out what the buffer holds.
+    /// Writes out what the buffer holds. Where the host has no memory for it, waits for some, but not long.
     pub fn flush(&mut self) {
+        const ATTEMPTS: u32 = 100;
+        const PAUSE_NS: u64 = 1_000_000;
         let console = HostFd::new(thaw_abi::layout::CONSOLE_FD);
-        let _ = Machine::write(console, self.buffer[..self.len].into());
+        for _ in 0..ATTEMPTS {
+            match Machine::write(console, self.buffer[..self.len].into()) {
+                Err(Errno::ENOMEM | Errno::ENOBUFS) => drop(Machine::poll(&mut [], Some(PAUSE_NS))),
+                _ => break,
+            }
+        }
         self.len = 0;
     }
 }

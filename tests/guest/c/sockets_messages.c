@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 
 static char data[64], control[512];
@@ -51,8 +52,49 @@ static void set(int fd, int level, int option, int value)
     say(", reads %d (%u) %s\n", got, len, g ? error_name(errno) : "");
 }
 
+/* Says who has sent the next message: this process, or whom Linux names if it does not know. */
+static void sender_of(int fd, const char *call)
+{
+    struct iovec vector = {data, sizeof data};
+    struct msghdr message = {
+        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(fd, &message, 0);
+    struct cmsghdr *first = CMSG_FIRSTHDR(&message);
+    say("%s: %zd", call, got);
+    if (first && first->cmsg_level == SOL_SOCKET && first->cmsg_type == SCM_CREDENTIALS) {
+        struct ucred *sender = (void *)CMSG_DATA(first);
+        int is_own = sender->pid == getpid() && sender->uid == getuid() && sender->gid == getgid();
+        say(", from this process: %d", is_own);
+    }
+    say("\n");
+}
+
+/* unix(7): SO_PASSCRED, whichever call has sent the bytes. */
+static void credentials(int kind, const char *name)
+{
+    int pair[2], ends[2], one = 1;
+    struct iovec vector = {"abcd", 4};
+    PART(name);
+    MUST(socketpair(AF_UNIX, kind, 0, pair));
+    MUST(setsockopt(pair[0], SOL_SOCKET, SO_PASSCRED, &one, sizeof one));
+    MUST(send(pair[1], "abcd", 4, 0));
+    sender_of(pair[0], "send");
+    MUST(write(pair[1], "abcd", 4));
+    sender_of(pair[0], "write");
+    MUST(writev(pair[1], &vector, 1));
+    sender_of(pair[0], "writev");
+    MUST(pipe(ends));
+    MUST(write(ends[1], "abcd", 4));
+    MUST(splice(ends[0], 0, pair[1], 0, 4, 0));
+    sender_of(pair[0], "splice");
+}
+
 int main(void)
 {
+    credentials(SOCK_STREAM, "credentials of a stream");
+    credentials(SOCK_DGRAM, "credentials of a datagram");
+    credentials(SOCK_SEQPACKET, "credentials of a packet");
+
     PART("what an IPv4 datagram tells");
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof to;

@@ -130,10 +130,7 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
         let is_stored = |mapping: &Mapping| is_shm(mapping) && mapping.source != SOURCE_ZERO;
         mappings.iter().filter(is_stored).try_for_each(|stored| read(file, stored))?;
     }
-    for vma in &areas {
-        Machine::protect(vma.range()?, PROT_READ)?;
-        copy(file, (vma.start, vma.len()), ARENA_SHM + vma.offset)?;
-    }
+    areas.iter().try_for_each(|vma| copy_shared(file, vma))?;
     copy(file, (blob_table, blob_len), ARENA_BLOBS)?;
     copy(file, (HOST_PROCESSES.0, 4096), ARENA_HOST_PROCESSES)?;
     let variables = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
@@ -250,7 +247,35 @@ fn read(file: HostFd, stored: Mapping) -> Result<()> {
 
 /// Copies memory, of a start and a length in whole pages, into the file, leaving out pages
 /// of zeros.
-fn copy(file: HostFd, (start, len): (u64, u64), offset: u64) -> Result<()> {
+fn copy(file: HostFd, memory: (u64, u64), offset: u64) -> Result<()> {
+    copy_besides_zeros(file, memory, offset, |_, _| Ok(()))
+}
+
+/// Bytes of shared anonymous memory that are copied before zeros are given back.
+const SHARED_CHUNK: u64 = 2 << 20;
+
+/// Copies an area of shared anonymous memory, where the host has it, into the file. The host gives
+/// memory to pages that are only read, and pages that nobody has touched are to have none.
+fn copy_shared(file: HostFd, vma: &Vma) -> Result<()> {
+    let range = vma.range()?;
+    Machine::protect(range, WRITABLE)?;
+    let give_back = |start, len| Machine::remove(GuestRange::new(start, len)?);
+    let mut chunks = (0..vma.len()).step_by(SHARED_CHUNK as usize);
+    let copied = chunks.try_for_each(|at| {
+        let chunk = (vma.start + at, SHARED_CHUNK.min(vma.len() - at));
+        copy_besides_zeros(file, chunk, ARENA_SHM + vma.offset + at, give_back)
+    });
+    // Without a copy the guest goes on with what it has.
+    copied.inspect_err(|_| drop(Machine::protect(range, vma.prot)))
+}
+
+/// As [`copy`]; `of_zeros` hears of the pages that are left out: a start and bytes.
+fn copy_besides_zeros(
+    file: HostFd,
+    (start, len): (u64, u64),
+    offset: u64,
+    mut of_zeros: impl FnMut(u64, u64) -> Result<()>,
+) -> Result<()> {
     if len == 0 {
         return Ok(());
     }
@@ -258,24 +283,32 @@ fn copy(file: HostFd, (start, len): (u64, u64), offset: u64) -> Result<()> {
     // SAFETY: all of the memory that `share` copies is mapped, and nobody changes it
     // meanwhile.
     let pages = unsafe { core::slice::from_raw_parts(start as *const Page, len as usize / 4096) };
-    copy_pages(pages, bytemuck::cast_slice_mut(window.bytes_mut()))
+    let to = bytemuck::cast_slice_mut(window.bytes_mut());
+    copy_pages(pages, to, |at, count| of_zeros(start + at as u64 * 4096, count as u64 * 4096))
 }
 
 /// The words of a page.
 type Page = [u64; 512];
 
 /// Copies all pages that are not zero. Runs of them get their memory in one host
-/// call instead of a fault a page.
-fn copy_pages(pages: &[Page], to: &mut [Page]) -> Result<()> {
+/// call instead of a fault a page. `of_zeros` hears of the others: the first and how many.
+fn copy_pages(
+    pages: &[Page],
+    to: &mut [Page],
+    mut of_zeros: impl FnMut(usize, usize) -> Result<()>,
+) -> Result<()> {
     let is_zero = |page: &Page| page.iter().all(|&word| word == 0);
-    let mut at = 0;
-    while let Some(zeros) = pages[at..].iter().position(|page| !is_zero(page)) {
-        at += zeros;
-        let run = pages[at..].iter().position(is_zero).unwrap_or(pages.len() - at);
-        let place = &mut to[at..at + run];
-        Machine::populate(place.as_ptr() as u64, run as u64 * 4096, Populate::Write)?;
-        place.copy_from_slice(&pages[at..at + run]);
-        at += run;
+    let mut rest = 0;
+    for run in pages.chunk_by(|a, b| is_zero(a) == is_zero(b)) {
+        let at = rest;
+        rest += run.len();
+        if is_zero(&run[0]) {
+            of_zeros(at, run.len())?;
+            continue;
+        }
+        let place = &mut to[at..rest];
+        Machine::populate(place.as_ptr() as u64, run.len() as u64 * 4096, Populate::Write)?;
+        place.copy_from_slice(run);
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use bitflags::bitflags;
 
-use super::address::SocketAddress;
+use super::address::{AF_UNIX, SocketAddress};
 use super::arrival::Arrival;
 use super::departure::Departure;
 use super::groups::Groups;
@@ -276,6 +276,11 @@ impl Common {
         }
     }
 
+    /// The running process, if those who receive what it sends may ask who it is.
+    pub fn sender(&self) -> Option<PeerCredentials> {
+        (self.family == AF_UNIX).then(PeerCredentials::of_sender)
+    }
+
     /// Takes the pending error.
     pub fn take_error(&self) -> Result<()> {
         match self.error.borrow_mut().take() {
@@ -417,7 +422,9 @@ impl File for Socket {
     }
 
     fn write(&self, source: &mut Source<'_>, _offset: u64) -> Result<usize> {
-        let outcome = self.protocol.send(source, &mut Outgoing::default());
+        let sender = self.protocol.common().sender();
+        let mut message = Outgoing { sender, ..Outgoing::default() };
+        let outcome = self.protocol.send(source, &mut message);
         if outcome == Err(Errno::EPIPE) && self.protocol.common().kind != SocketType::Datagram {
             signal::send_sigpipe();
         }

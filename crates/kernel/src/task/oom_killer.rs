@@ -20,6 +20,8 @@ use super::ptrace;
 use super::signal::SIGKILL;
 use super::wait::Events;
 use super::{current, host_process, scheduler};
+use crate::errno::{Errno, Result};
+use crate::platform::kernel_lock;
 use crate::state::kernel;
 use crate::time::Instant;
 
@@ -53,6 +55,34 @@ pub fn wait_for_memory() {
         }
         scheduler::block_uninterruptibly_until(&kernel().tasks.memory_is_back, until);
     }
+}
+
+/// For how many nanoseconds what fails for want of memory is tried again.
+const PATIENCE_NS: u64 = 1_000_000_000;
+/// Pause between two attempts, in nanoseconds.
+const PAUSE_NS: u64 = 5_000_000;
+/// Does something for the running thread, and again if the host has no memory for it, as there may be some when
+/// a process has been ended. What fails must leave nothing behind. Others run between two attempts.
+///
+/// # Errors
+/// Those of `attempt`: `ENOMEM` also if that was for another reason than the sandbox' memory.
+pub fn retry<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let first = attempt();
+    // A single host process has nobody who could be ended in its place.
+    if !matches!(first, Err(Errno::ENOMEM)) || !kernel_lock::is_enabled() {
+        return first;
+    }
+    let until = Instant(Instant::now().0 + PATIENCE_NS);
+    while !current().is_dying() && Instant::now() < until {
+        let pause = Instant(Instant::now().0 + PAUSE_NS);
+        scheduler::block_uninterruptibly_until(&kernel().tasks.memory_is_back, pause);
+        wait_for_memory();
+        let outcome = attempt();
+        if !matches!(outcome, Err(Errno::ENOMEM)) {
+            return outcome;
+        }
+    }
+    Err(Errno::ENOMEM)
 }
 
 fn choose_and_kill(memory: &[ProcessMemory]) -> OomKilled {

@@ -57,6 +57,7 @@ pub(super) mod nr {
     pub const MPROTECT: u64 = 10;
     pub const MUNMAP: u64 = 11;
     pub const RT_SIGACTION: u64 = 13;
+    pub const RT_SIGPROCMASK: u64 = 14;
     pub const PREAD64: u64 = 17;
     pub const MREMAP: u64 = 25;
     pub const MADVISE: u64 = 28;

@@ -6,6 +6,7 @@ use thaw_abi::filter::{CLONE_COPY, CLONE_PROCESS, CLONE_SIBLING, List};
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::calls::{hostcall, nr};
+use super::vcpu::Interrupts;
 use super::{HostProcesses, filter, vcpu};
 use crate::boot_area::{TWIN_TO_BE, of_process};
 use crate::errno::Result;
@@ -29,18 +30,21 @@ impl Processes for HostProcesses {
         }
         let block = vcpu::block();
         block.rings_at_fork.store(block.rings.load(Relaxed), Relaxed);
+        // The child has no memory yet where the host delivers signals, and ends if that has none left.
+        vcpu::set_interrupts(Interrupts::Held);
         // SAFETY: no flag shares memory; the caller is on memory of its own process.
         let forked = unsafe { hostcall(nr::CLONE, [flags as u64, 0, 0, 0, 0, 0]) };
+        if forked == Ok(0) {
+            vcpu::touch_signal_stack();
+        }
+        vcpu::set_interrupts(Interrupts::Delivered);
         if is_twin {
             // A child has the number of its parent's, which it must not end.
             let number = forked.as_ref().map_or(0, |&pid| pid as u32);
             of_process().twin.store(number, Relaxed);
         }
         match forked? {
-            0 => {
-                vcpu::touch_signal_stack();
-                Ok(Forked::Child)
-            }
+            0 => Ok(Forked::Child),
             pid => Ok(Forked::Parent { pid: pid as u32 }),
         }
     }

@@ -100,13 +100,35 @@ pub(super) fn idle_stack(index: u32) -> u64 {
     area(index) + IDLE_STACK_OFFSET
 }
 
-/// Touches what the next signal will fill, which the host could not do if it had no memory left.
+/// Bytes of the signal stack that a few signals fill, each of which comes before the handler of the one before it
+/// has left the stack.
+const SIGNAL_STACK_USED: u64 = 24 << 10;
+
+/// Touches what the next signals will fill, which the host could not do if it had no memory left: it then sends
+/// `SIGSEGV` in their place.
 pub(super) fn touch_signal_stack() {
     let top = signal_stack(block().index.get()) + SIGNAL_STACK_SIZE;
-    for page in [top - 4096, top - 8192] {
+    for page in (top - SIGNAL_STACK_USED..top).step_by(4096) {
         // SAFETY: inside the stack, on which nothing is.
         unsafe { (page as *mut u64).write_volatile(0) };
     }
+}
+
+/// What the host does with signals that interrupt this host thread.
+#[derive(Clone, Copy)]
+pub(super) enum Interrupts {
+    /// `SIG_BLOCK`.
+    Held = 0,
+    /// `SIG_UNBLOCK`.
+    Delivered = 1,
+}
+
+/// rt_sigprocmask(2).
+pub(super) fn set_interrupts(how: Interrupts) {
+    let signals = 1u64 << (fault::SIGUSR1 - 1);
+    let args = [how as u64, &raw const signals as u64, 0, size_of_val(&signals) as u64, 0, 0];
+    // SAFETY: `signals` lives for the call, and handlers may run at any time or later.
+    let _ = unsafe { hostcall(nr::RT_SIGPROCMASK, args) };
 }
 
 /// Whether this code runs on the signal stack of its vCPU.
@@ -184,9 +206,11 @@ pub(super) fn is_on_signal_stack(other: u64, rsp: u64) -> bool {
 pub(super) extern "C" fn start_of_vcpu(index: u32) -> ! {
     // SAFETY: the area was mapped for this thread.
     unsafe { initialize(index) };
+    touch_signal_stack();
     if fault::use_signal_stack(index).is_err() {
         crate::panic::die_with("a virtual CPU has no signal stack")
     }
+    set_interrupts(Interrupts::Delivered);
     kernel_lock::acquire();
     upcalls::kernel().run_vcpu()
 }
@@ -302,7 +326,10 @@ impl Vcpus for HostProcesses {
         let new = unsafe { &*(area(index) as *const VcpuBlock) };
         new.number.set(number);
         new.entry.store(block().entry.load(Relaxed), Relaxed);
-        let tid = start_thread(idle_stack(index) + IDLE_STACK_SIZE, index)?;
+        set_interrupts(Interrupts::Held);
+        let started = start_thread(idle_stack(index) + IDLE_STACK_SIZE, index);
+        set_interrupts(Interrupts::Delivered);
+        let tid = started?;
         process.vcpus.fetch_or(1 << index, Relaxed);
         Ok(tid)
     }
@@ -338,7 +365,7 @@ impl Vcpus for HostProcesses {
         const STACK_USED: u64 = 16 << 10;
         [
             (area(0), 4096),
-            (signal_stack(0) + SIGNAL_STACK_SIZE - STACK_USED, STACK_USED),
+            (signal_stack(0) + SIGNAL_STACK_SIZE - SIGNAL_STACK_USED, SIGNAL_STACK_USED),
             (idle_stack(0) + IDLE_STACK_SIZE - STACK_USED, STACK_USED),
         ]
     }

@@ -85,6 +85,21 @@ impl MemoryLimit {
     pub fn enforce(self, group: &Group) -> io::Result<()> {
         group.set_memory(self.max(), self.reserve(group))
     }
+
+    /// Has the host of control groups of version 1 look again at processes that wait for memory, as it does
+    /// when a limit is raised. It wakes them when others give memory back, and misses one that has just
+    /// been refused and is about to wait (`mem_cgroup_oom_synchronize`, mm/memcontrol-v1.c).
+    ///
+    /// # Errors
+    /// As [`MemoryLimit::enforce`].
+    pub fn have_host_look_again(self, group: &Group) -> io::Result<()> {
+        const PAGE: u64 = 4096;
+        if self.wanted == 0 {
+            return Ok(());
+        }
+        group.set_memory(self.max().saturating_add(PAGE), self.reserve(group))?;
+        self.enforce(group)
+    }
 }
 
 #[cfg(test)]

@@ -185,6 +185,12 @@ impl Limits {
         Ok(())
     }
 
+    /// Has the host look again at processes that it holds up.
+    fn have_host_look_again(&self) -> io::Result<()> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.have_host_look_again(&self.group)
+    }
+
     fn memory_limit(&self) -> MemoryLimit {
         *self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }

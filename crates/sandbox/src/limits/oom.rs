@@ -44,6 +44,8 @@ const LINGERING: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(5);
 /// Shortest time between two looks at a sandbox.
 const LOOK_MIN: Duration = Duration::from_millis(1);
+/// Pause after processes were held up though there was memory.
+const HELD_UP_LOOK: Duration = Duration::from_millis(50);
 /// Pause after something went wrong that may pass.
 const LOOK_AFTER_ERROR: Duration = Duration::from_millis(500);
 /// Most processes of a sandbox whose memory is looked at.
@@ -166,6 +168,18 @@ impl OomEvents {
         };
     }
 
+    /// Whether the host holds processes up until there is memory.
+    ///
+    /// # Errors
+    /// The group cannot be read.
+    fn holds_somebody_up(&self) -> io::Result<bool> {
+        if self.version == Version::V2 {
+            return Ok(false);
+        }
+        let text = fs::read_to_string(self.directory.join(OOM_CONTROL))?;
+        Ok(field(&text, "under_oom").is_some_and(|value| value > 0))
+    }
+
     /// Has the host end somebody again when memory is used up.
     fn give_up(&self) {
         if let Some(control) = &self.control {
@@ -224,25 +238,20 @@ enum Left {
     Some,
     /// Little more than its reserve, or less.
     Little,
-    /// The host holds its processes up.
+    /// So little that the host holds its processes up.
     Nothing,
 }
 
 impl Left {
     /// # Errors
     /// The group cannot be read.
-    fn of(group: &Group, events: &OomEvents, limit: MemoryLimit) -> io::Result<Self> {
+    fn of(group: &Group, limit: MemoryLimit, is_held_up: bool) -> io::Result<Self> {
         if limit.wanted == 0 {
             return Ok(Self::Enough);
         }
-        if events.version == Version::V1 {
-            let text = fs::read_to_string(events.directory.join(OOM_CONTROL))?;
-            let is_full =
-                || Ok::<_, io::Error>(in_use(group)?.saturating_add(SLACK) >= limit.usable(group));
-            // It says the same where a group above has used up its memory.
-            if field(&text, "under_oom").is_some_and(|value| value > 0) && is_full()? {
-                return Ok(Self::Nothing);
-            }
+        // It is held up, too, where a group above has used up its memory.
+        if is_held_up && in_use(group)?.saturating_add(SLACK) >= limit.usable(group) {
+            return Ok(Self::Nothing);
         }
         let short_from = limit.is_short_from(group);
         // What the host can take back does not count, though it may have been what it spoke of.
@@ -336,7 +345,8 @@ impl Watched {
         {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let left = Left::of(&limits.group, events, limits.memory_limit())?;
+        let is_held_up = events.holds_somebody_up()?;
+        let left = Left::of(&limits.group, limits.memory_limit(), is_held_up)?;
         match left {
             Left::Some if self.is_ending_one(now) => {}
             Left::Enough | Left::Some => self.take_back(limits, now)?,
@@ -346,11 +356,15 @@ impl Watched {
                 self.lend(limits, now)?;
             }
         }
+        if is_held_up && left != Left::Nothing {
+            limits.have_host_look_again()?;
+        }
         let short_from = limits.memory_limit().is_short_from(&limits.group);
         events.expect(short_from, epoll, self.key)?;
         self.look = match left {
             Left::Little | Left::Nothing => Some(now + LOOK),
             _ if self.shortage.is_some() => Some(now + LOOK),
+            _ if is_held_up => Some(now + HELD_UP_LOOK),
             // Page cache was in the way of what is lent.
             _ if limits.memory_limit().lent > 0 => Some(now + LOOK_AFTER_ERROR),
             _ => None,

@@ -60,9 +60,7 @@ fn send(socket: &SocketFd, source: &mut Source<'_>, message: &mut Outgoing) -> R
         let may_block = !flags.contains(MessageFlags::DONTWAIT);
         connect_to(socket, &to, if may_block { socket.blocking() } else { Blocking::No })?;
     }
-    if common.family == AF_UNIX {
-        message.sender = Some(PeerCredentials::of_sender());
-    }
+    message.sender = common.sender();
     let stream = common.kind == SocketType::Stream;
     let mut done = 0;
     loop {

@@ -16,6 +16,7 @@ use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::Space;
 use crate::task::clone;
+use crate::task::oom_killer;
 use crate::task::scheduler::{self, RunState};
 use crate::task::thread::{Thread, current};
 
@@ -86,10 +87,12 @@ fn fork_with(space: Arc<Space>, thread: &Arc<Thread>, memory: NewMemory) -> Resu
 /// Gives a process that has borrowed its memory (vfork(2)) an empty address
 /// space, and its only thread, the running one, the host process for it.
 pub fn move_to_new_space() -> Result<()> {
-    arena::prepare()?;
-    current().context.save_fpu();
-    let (space, memory) = (Arc::new(Space::new()), NewMemory::EmptyForAsker);
-    perform(Some(NewHostProcess { space, memory, newborn: None }))
+    oom_killer::retry(|| {
+        arena::prepare()?;
+        current().context.save_fpu();
+        let (space, memory) = (Arc::new(Space::new()), NewMemory::EmptyForAsker);
+        perform(Some(NewHostProcess { space, memory, newborn: None }))
+    })
 }
 
 fn perform(new: Option<NewHostProcess>) -> Result<()> {
