@@ -64,8 +64,8 @@ fn the_oldest_of_too_many_silent_clients_make_room() {
     first.send("GET / HTTP/1.1\r\nHo");
     let mut idle = node.connect();
     assert_eq!(idle.get("f", "/").status, 200);
-    // A client may have its answer before the gateway has put it in the line of those it waits
-    // for, so there are as many others as it takes.
+    // A client is in the line of those that are waited for when its task first runs, which on a
+    // busy machine may be after the tasks of others. So there are as many others as it takes.
     let mut silent = Vec::new();
     let mut flood_until_ended = |client: &Wire| {
         client.stream.set_nonblocking(true).unwrap();
