@@ -248,7 +248,7 @@ fn read(file: HostFd, stored: Mapping) -> Result<()> {
 /// Copies memory, of a start and a length in whole pages, into the file, leaving out pages
 /// of zeros.
 fn copy(file: HostFd, memory: (u64, u64), offset: u64) -> Result<()> {
-    copy_besides_zeros(file, memory, offset, |_, _| Ok(()))
+    copy_besides_zeros(file, memory, offset, |_, _| {})
 }
 
 /// Bytes of shared anonymous memory that are copied before zeros are given back.
@@ -259,7 +259,10 @@ const SHARED_CHUNK: u64 = 2 << 20;
 fn copy_shared(file: HostFd, vma: &Vma) -> Result<()> {
     let range = vma.range()?;
     Machine::protect(range, WRITABLE)?;
-    let give_back = |start, len| Machine::remove(GuestRange::new(start, len)?);
+    // In a copy of an image it is a private mapping, which has none of its own for zeros.
+    let give_back = |start, len| {
+        let _ = GuestRange::new(start, len).and_then(Machine::remove);
+    };
     let mut chunks = (0..vma.len()).step_by(SHARED_CHUNK as usize);
     let copied = chunks.try_for_each(|at| {
         let chunk = (vma.start + at, SHARED_CHUNK.min(vma.len() - at));
@@ -274,7 +277,7 @@ fn copy_besides_zeros(
     file: HostFd,
     (start, len): (u64, u64),
     offset: u64,
-    mut of_zeros: impl FnMut(u64, u64) -> Result<()>,
+    mut of_zeros: impl FnMut(u64, u64),
 ) -> Result<()> {
     if len == 0 {
         return Ok(());
@@ -295,20 +298,23 @@ type Page = [u64; 512];
 fn copy_pages(
     pages: &[Page],
     to: &mut [Page],
-    mut of_zeros: impl FnMut(usize, usize) -> Result<()>,
+    mut of_zeros: impl FnMut(usize, usize),
 ) -> Result<()> {
     let is_zero = |page: &Page| page.iter().all(|&word| word == 0);
-    let mut rest = 0;
-    for run in pages.chunk_by(|a, b| is_zero(a) == is_zero(b)) {
-        let at = rest;
-        rest += run.len();
-        if is_zero(&run[0]) {
-            of_zeros(at, run.len())?;
-            continue;
+    let mut at = 0;
+    while at < pages.len() {
+        let rest = &pages[at..];
+        let zeros = rest.iter().position(|page| !is_zero(page)).unwrap_or(rest.len());
+        let run = rest[zeros..].iter().position(is_zero).unwrap_or(rest.len() - zeros);
+        if zeros > 0 {
+            of_zeros(at, zeros);
         }
-        let place = &mut to[at..rest];
-        Machine::populate(place.as_ptr() as u64, run.len() as u64 * 4096, Populate::Write)?;
-        place.copy_from_slice(run);
+        if run > 0 {
+            let place = &mut to[at + zeros..at + zeros + run];
+            Machine::populate(place.as_ptr() as u64, run as u64 * 4096, Populate::Write)?;
+            place.copy_from_slice(&rest[zeros..zeros + run]);
+        }
+        at += zeros + run;
     }
     Ok(())
 }
