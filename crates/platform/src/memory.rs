@@ -270,6 +270,14 @@ impl Window {
         Ok(Self { len, is_mapped: false })
     }
 
+    /// Frees what the file has there, which reads as zeros then.
+    ///
+    /// # Errors
+    /// Those of [`Memory::remove`].
+    pub fn empty(&mut self) -> Result<()> {
+        Machine::remove(self.range())
+    }
+
     fn range(&self) -> KernelRange {
         // SAFETY: the area is the window's, and whoever refers to its memory has borrowed
         // the window.

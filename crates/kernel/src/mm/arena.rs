@@ -19,7 +19,7 @@ use thaw_abi::layout::{
 
 use super::image::{Mappings, is_shm};
 use super::lazy;
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::host::{blobs, broker};
 use crate::mm::vma::Vma;
 use crate::mm::{heap, shm};
@@ -31,6 +31,8 @@ use crate::state::kernel;
 
 static SHARED: AtomicBool = AtomicBool::new(false);
 static FILE: AtomicI32 = AtomicI32::new(-1);
+/// The file holds something that cannot be removed, so the arena never moves there.
+static IS_SPOILT: AtomicBool = AtomicBool::new(false);
 static WAKE_SOCKET: AtomicI32 = AtomicI32::new(-1);
 static WAKE_SENDER: AtomicI32 = AtomicI32::new(-1);
 /// Where the kernel's own variables lie: `.data` and `.bss`.
@@ -105,6 +107,9 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
     if is_shared() {
         return Ok(());
     }
+    if IS_SPOILT.load(Relaxed) {
+        return Err(Errno::ENOMEM);
+    }
     kernel_lock::enable()?;
     let file = HostFd::new(FILE.load(Relaxed));
     lazy::map_all();
@@ -116,38 +121,43 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
         Some(_) => Vec::new(),
         None => kernel().tasks.spaces().iter().flat_map(|space| space.shared_anonymous()).collect(),
     };
-    let mut runs: Vec<(u64, u64)> = Vec::with_capacity(64);
-    kernel().pages.borrow_mut().for_each_used_run(|start, len| runs.push((start, len)));
-    let (blob_table, blob_len) = blobs::table_range();
+    let mut runs: Vec<Area> = Vec::with_capacity(64);
+    kernel().pages.borrow_mut().for_each_used_run(|start, len| {
+        runs.push(((start, len), ARENA_PAGES + (start - PAGES_BASE)));
+    });
 
     // From here to the last mapping nothing may be allocated or changed.
-    for &(start, len) in &runs {
-        copy(file, (start, len), ARENA_PAGES + (start - PAGES_BASE))?;
-    }
+    let kept = [
+        (blobs::table_range(), ARENA_BLOBS),
+        (HOST_PROCESSES, ARENA_HOST_PROCESSES),
+        ((VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed)), ARENA_VARIABLES),
+        // A copy that was booted ahead gets them when it has all its host processes.
+        (SECRETS.range(SECRETS.capacity()), ARENA_SECRETS),
+    ];
+    // The only host process so far has the first page of its table.
+    let host_processes = ((HOST_PROCESSES.0, 4096), ARENA_HOST_PROCESSES);
+    let used = [kept[0], host_processes, (heap::used_range(), ARENA_HEAP), kept[2], kept[3]];
     if let Some(mappings) = image {
         // Shared memory maps no file: a blob's number can only be that of an ancestor, which is
         // open.
         let is_stored = |mapping: &Mapping| is_shm(mapping) && mapping.source != SOURCE_ZERO;
         mappings.iter().filter(is_stored).try_for_each(|stored| read(file, stored))?;
     }
-    areas.iter().try_for_each(|vma| copy_shared(file, vma))?;
-    copy(file, (blob_table, blob_len), ARENA_BLOBS)?;
-    copy(file, (HOST_PROCESSES.0, 4096), ARENA_HOST_PROCESSES)?;
-    let variables = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
-    copy(file, heap::used_range(), ARENA_HEAP)?;
-    copy(file, variables, ARENA_VARIABLES)?;
-    // A copy that was booted ahead gets them when it has all its host processes.
-    let secrets = SECRETS.range(SECRETS.capacity());
-    copy(file, secrets, ARENA_SECRETS)?;
-    let kept = [
-        ((blob_table, blob_len), ARENA_BLOBS),
-        (HOST_PROCESSES, ARENA_HOST_PROCESSES),
-        (variables, ARENA_VARIABLES),
-        (secrets, ARENA_SECRETS),
-    ];
+    let own = || runs.iter().chain(&used);
+    let copied = areas.iter().try_for_each(|vma| copy_shared(file, vma));
+    let copied = copied.and_then(|()| own().try_for_each(|&(memory, to)| copy(file, memory, to)));
+    if let Err(error) = copied {
+        // Zeros are not copied: what is in the file now would be in their place the next time.
+        let of_areas = areas.iter().map(|vma| (vma.len(), ARENA_SHM + vma.offset));
+        let mut all = own().map(|((_, len), to)| (*len, *to)).chain(of_areas);
+        let emptied = all.try_for_each(|(len, to)| empty(file, len, to));
+        IS_SPOILT.store(emptied.is_err(), Relaxed);
+        return Err(error);
+    }
     // SAFETY: the file holds the same bytes, so that whoever refers to a value finds
     // it unchanged; nothing has been changed since they were copied.
-    unsafe { map_areas(&SAVED_AREAS).and_then(|()| map_areas(&kept)) }?;
+    let mapped = unsafe { map_areas(&SAVED_AREAS).and_then(|()| map_areas(&kept)) };
+    mapped.inspect_err(|_| IS_SPOILT.store(true, Relaxed))?;
     heap::mapped_whole();
     SHARED.store(true, Relaxed);
     areas.iter().try_for_each(shm::map)
@@ -252,7 +262,7 @@ fn copy(file: HostFd, memory: (u64, u64), offset: u64) -> Result<()> {
 }
 
 /// Bytes of shared anonymous memory that are copied before zeros are given back.
-const SHARED_CHUNK: u64 = 2 << 20;
+const SHARED_CHUNK: u64 = 256 << 10;
 
 /// Copies an area of shared anonymous memory, where the host has it, into the file. The host gives
 /// memory to pages that are only read, and pages that nobody has touched are to have none.
@@ -268,8 +278,17 @@ fn copy_shared(file: HostFd, vma: &Vma) -> Result<()> {
         let chunk = (vma.start + at, SHARED_CHUNK.min(vma.len() - at));
         copy_besides_zeros(file, chunk, ARENA_SHM + vma.offset + at, give_back)
     });
-    // Without a copy the guest goes on with what it has.
-    copied.inspect_err(|_| drop(Machine::protect(range, vma.prot)))
+    // Without a copy of all, the guest goes on with what it has.
+    let restored = Machine::protect(range, vma.prot);
+    copied.and(restored)
+}
+
+/// Removes what the file has there.
+fn empty(file: HostFd, len: u64, offset: u64) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    Window::of_file(file, len, offset)?.empty()
 }
 
 /// As [`copy`]; `of_zeros` hears of the pages that are left out: a start and bytes.

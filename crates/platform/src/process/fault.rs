@@ -25,7 +25,7 @@ use crate::{kernel_lock, upcalls};
 const SIGILL: u32 = 4;
 const SIGFPE: u32 = 8;
 const SIGPIPE: u32 = 13;
-const SIGCHLD: u32 = 17;
+pub(super) const SIGCHLD: u32 = 17;
 const SIGSYS: u32 = 31;
 
 /// `siginfo_t`, as far as faults use it.

@@ -28,10 +28,10 @@ impl Processes for HostProcesses {
             // It can be killed before this process knows its number.
             of_process().twin.store(TWIN_TO_BE, Relaxed);
         }
-        let block = vcpu::block();
-        block.rings_at_fork.store(block.rings.load(Relaxed), Relaxed);
         // The child has no memory yet where the host delivers signals, and ends if that has none left.
         vcpu::set_interrupts(Interrupts::Held);
+        let block = vcpu::block();
+        block.rings_at_fork.store(block.rings.load(Relaxed), Relaxed);
         // SAFETY: no flag shares memory; the caller is on memory of its own process.
         let forked = unsafe { hostcall(nr::CLONE, [flags as u64, 0, 0, 0, 0, 0]) };
         if forked == Ok(0) {

@@ -125,7 +125,8 @@ pub(super) enum Interrupts {
 
 /// rt_sigprocmask(2).
 pub(super) fn set_interrupts(how: Interrupts) {
-    let signals = 1u64 << (fault::SIGUSR1 - 1);
+    let all = [fault::SIGUSR1, fault::SIGALRM, fault::SIGCHLD];
+    let signals = all.iter().fold(0, |set, signal| set | 1u64 << (signal - 1));
     let args = [how as u64, &raw const signals as u64, 0, size_of_val(&signals) as u64, 0, 0];
     // SAFETY: `signals` lives for the call, and handlers may run at any time or later.
     let _ = unsafe { hostcall(nr::RT_SIGPROCMASK, args) };

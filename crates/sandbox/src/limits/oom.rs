@@ -356,9 +356,6 @@ impl Watched {
                 self.lend(limits, now)?;
             }
         }
-        if is_held_up && left != Left::Nothing {
-            limits.have_host_look_again()?;
-        }
         let short_from = limits.memory_limit().is_short_from(&limits.group);
         events.expect(short_from, epoll, self.key)?;
         self.look = match left {
@@ -369,6 +366,10 @@ impl Watched {
             _ if limits.memory_limit().lent > 0 => Some(now + LOOK_AFTER_ERROR),
             _ => None,
         };
+        if is_held_up && left != Left::Nothing {
+            // The limit may stay a page higher, until it is written next.
+            let _ = limits.have_host_look_again();
+        }
         Ok(())
     }
 

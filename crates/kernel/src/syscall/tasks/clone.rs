@@ -5,6 +5,7 @@ use crate::errno::{Errno, Result};
 use crate::ipc::pidfd::NewPidFd;
 use crate::platform::user::UserAddress;
 use crate::task::clone::{CloneFlags, NewTask, Request};
+use crate::task::current;
 use crate::task::oom_killer;
 use crate::task::signal::{SIGNAL_COUNT, Signal};
 
@@ -91,12 +92,15 @@ fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<u32> {
     if has(CloneFlags::PIDFD | CloneFlags::PARENT_SETTID) && pidfd_to.0 == request.parent_tid.0 {
         return Err(Errno::EINVAL);
     }
-    let (child, pidfd) = oom_killer::retry(|| {
+    let attempt = || {
         let task = NewTask::prepare(request)?;
         let new_pidfd = || NewPidFd::prepare(task.process().clone(), pidfd_to);
         let pidfd = has(CloneFlags::PIDFD).then(new_pidfd).transpose()?;
         Ok((task.publish()?, pidfd))
-    })?;
+    };
+    // A namespace whose first process could not be made takes no other one.
+    let may_retry = current().process.pid_namespace_for_children.borrow_mut().init().is_some();
+    let (child, pidfd) = if may_retry { oom_killer::retry(attempt) } else { attempt() }?;
     if has(CloneFlags::PARENT_SETTID) {
         // An address that cannot be written to does not fail the call.
         let _ = request.parent_tid.write(&child.number());
