@@ -77,9 +77,9 @@ static void numbers(void)
             say("setsid %d group %d\n", session, getpgrp());
             _exit(4);
         }
-        say("child %d\n", inner);
         siginfo_t info = { 0 };
         TRY(waitid(P_PID, (id_t)inner, &info, WEXITED));
+        say("child %d\n", inner);
         say("si_pid %d, handler %d\n", info.si_pid, answer);
         TRY(kill(inner, 0));
         TRY(kill(getppid() + 1000000, 0));
