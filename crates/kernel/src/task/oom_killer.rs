@@ -61,6 +61,7 @@ pub fn wait_for_memory() {
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// Pause between two attempts, in nanoseconds.
 const PAUSE_NS: u64 = 5_000_000;
+
 /// Does something for the running thread, and again if the host has no memory for it, as there may be some when
 /// a process has been ended. What fails must leave nothing behind. Others run between two attempts.
 ///
