@@ -271,7 +271,7 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 ";
     let shared = "\
 import mmap, os, sys, time
-# A fork fails while memory is used up.
+# Nobody uses any of it before all have their part.
 all_are_there = mmap.mmap(-1, 4096)
 for _ in range(8):
     memory = mmap.mmap(-1, 60 << 20)

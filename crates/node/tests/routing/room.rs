@@ -84,6 +84,7 @@ fn the_oldest_of_too_many_silent_clients_make_room() {
     };
     flood_until_ended(&first);
     flood_until_ended(&idle);
+    assert!(silent.len() >= 3, "they ended though there was room");
     assert_eq!(node.connect().get("f", "/").status, 200);
     drop(silent);
 }
